@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 TensorT = TypeVar("TensorT")
 EventT = TypeVar("EventT")
@@ -56,7 +56,7 @@ class SwapSlot(Generic[TensorT, EventT]):
         storage_nbytes: bytes of device storage the state needs during an update.
         swappable: False for a state that stays resident on its device.
         state: see `SlotState`; changed by `move_slots` only.
-        event: the last copy's event, while one is in flight.
+        event: the last copy's event: whoever reads what that copy wrote waits for it.
         shape, dtype, device, numel: of the (local) state tensor; the device is the one that
             updates it.
         host_offset: element offset of the mirror in its host region.
@@ -80,8 +80,18 @@ class SwapSlot(Generic[TensorT, EventT]):
     logical_tensor: TensorT | None = None
 
 
+class _Sized(Protocol):
+    """What a unit needs to know of a slot in order to be partitioned."""
+
+    swappable: bool
+    storage_nbytes: int
+
+
+SlotT = TypeVar("SlotT", bound=_Sized)
+
+
 @dataclass(eq=False, slots=True)
-class UpdateUnit(Generic[TensorT, EventT]):
+class UpdateUnit(Generic[TensorT, SlotT]):
     """One parameter with everything its update needs; the pipeline never splits a unit.
 
     Attributes:
@@ -95,7 +105,7 @@ class UpdateUnit(Generic[TensorT, EventT]):
     adapter_index: int
     param: TensorT
     grad: TensorT | None = None
-    slots: list[SwapSlot[TensorT, EventT]] = field(default_factory=list)
+    slots: list[SlotT] = field(default_factory=list)
 
     @property
     def swappable_nbytes(self) -> int:
@@ -103,8 +113,15 @@ class UpdateUnit(Generic[TensorT, EventT]):
         return sum(slot.storage_nbytes for slot in self.slots if slot.swappable)
 
 
-def move_slots(slots: Iterable[SwapSlot[TensorT, EventT]], to: SlotState) -> None:
+def move_slots(
+    slots: Iterable[SwapSlot[TensorT, EventT]], to: SlotState, event: EventT | None = None
+) -> None:
     """Move slots to their next state; the one place where ``SwapSlot.state`` changes.
+
+    Args:
+        slots: the slots to move.
+        to: their new state.
+        event: the event after which that state is true, if it is not true at once.
 
     Raises:
         AssertionError: a slot cannot go from its present state to ``to`` (a fault of swapopt).
@@ -113,3 +130,4 @@ def move_slots(slots: Iterable[SwapSlot[TensorT, EventT]], to: SlotState) -> Non
         if to not in _SUCCESSORS[slot.state]:
             raise AssertionError(f"slot {slot.name}: {slot.state.value} -> {to.value} is no step")
         slot.state = to
+        slot.event = event
