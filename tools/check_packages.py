@@ -1,0 +1,188 @@
+"""Build every package, look inside, install swapopt-torch alone and import it.
+
+python tools/check_packages.py WORK_FOLDER --torch torch==2.13.0
+
+Needs the package `build`. Prints a line per thing shown; ends with exit code 1 at the first that
+is not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Runs in the clean environment, outside the repository.
+PROBE = """
+import importlib.util, sys
+import swapopt_torch, swapopt_torch.virtual
+absent = sys.argv[1:]
+installed = [name for name in absent if importlib.util.find_spec(name)]
+assert not installed, f"installed without being asked for: {installed}"
+origin = importlib.util.find_spec("swapopt_torch").origin
+assert origin.startswith(sys.prefix), f"imported from {origin}, not from the wheel"
+import torch
+print(f"ok: import swapopt_torch {swapopt_torch.__version__} and its virtual device,"
+      f" torch {torch.__version__}; absent: {', '.join(absent)}")
+"""
+ABSENT = ("mindspore", "swapopt_mindspore", "rich", "matplotlib", "hyper_parallel")
+
+
+class Package(NamedTuple):
+    """One distribution of this repository and what its metadata and contents must say."""
+
+    name: str
+    requires: frozenset[str]
+    needed_suffixes: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        """The package's folder in the repository."""
+        return REPOSITORY / "packages" / self.name
+
+    @property
+    def module(self) -> str:
+        """The name that a user imports."""
+        return self.name.replace("-", "_")
+
+
+PACKAGES = (
+    Package("swapopt-common", frozenset(), (".py", "/py.typed")),
+    Package(
+        "swapopt-torch",
+        frozenset({"swapopt-common<0.2,>=0.1", "torch>=2.10"}),
+        (".py", "/py.typed", ".cpp", ".h"),
+    ),
+)
+
+
+class CheckError(Exception):
+    """Something is not as it must be."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise CheckError with ``message`` unless ``condition`` holds."""
+    if not condition:
+        raise CheckError(message)
+
+
+def source_files(package: Package) -> set[str]:
+    """Return the files below src, as paths inside a wheel."""
+    src = package.folder / "src"
+    return {
+        path.relative_to(src).as_posix()
+        for path in (src / package.module).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def build(package: Package, into: Path) -> tuple[Path, Path]:
+    """Build an sdist, and a wheel from that sdist; return (sdist, wheel)."""
+    command = [sys.executable, "-m", "build", "--outdir", str(into), str(package.folder)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    require(run.returncode == 0, f"{package.name} does not build\n{run.stdout}\n{run.stderr}")
+    (sdist,) = into.glob(f"{package.module}-*.tar.gz")
+    (wheel,) = into.glob(f"{package.module}-*.whl")
+    print(f"ok: built {sdist.name} and {wheel.name}")
+    return sdist, wheel
+
+
+def check_wheel(package: Package, wheel: Path) -> None:
+    """Show that the wheel holds the sources, the licence and nothing else."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (metadata_name,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        info = metadata_name.removesuffix("METADATA")
+        metadata = Parser().parsestr(archive.read(metadata_name).decode())
+        licence = f"{info}licenses/LICENSE"
+        require(licence in names, f"{wheel.name} holds no licence ({licence})")
+        require(
+            archive.read(licence) == (REPOSITORY / "LICENSE").read_bytes(),
+            f"the licence in {wheel.name} differs from the repository's",
+        )
+    expected, found = source_files(package), {name for name in names if not name.startswith(info)}
+    require(
+        found == expected,
+        f"{wheel.name}: missing {sorted(expected - found)}, surplus {sorted(found - expected)}",
+    )
+    for suffix in package.needed_suffixes:
+        require(any(name.endswith(suffix) for name in found), f"{wheel.name} holds no {suffix}")
+    check_metadata(package, metadata)
+    print(f"ok: {wheel.name} holds the licence and the {len(found)} files of src, nothing else")
+
+
+def check_metadata(package: Package, metadata: Message) -> None:
+    """Show that licence, name and unconditional requirements are as declared."""
+    require(metadata["License-Expression"] == "Apache-2.0", f"{package.name}: licence expression")
+    every = metadata.get_all("Requires-Dist", [])
+    always = {
+        requirement.replace(" ", "") for requirement in every if "extra ==" not in requirement
+    }
+    require(
+        always == package.requires,
+        f"{package.name} requires {sorted(always)}, expected {sorted(package.requires)}",
+    )
+
+
+def check_sdist(package: Package, sdist: Path) -> None:
+    """Show that the sdist holds sources, tests, licence, readme and changelog."""
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    expected = {f"src/{name}" for name in source_files(package)}
+    expected |= {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "PKG-INFO"}
+    require(expected <= names, f"{sdist.name}: missing {sorted(expected - names)}")
+    require(any(name.startswith("tests/test_") for name in names), f"{sdist.name} holds no tests")
+    print(f"ok: {sdist.name} holds sources, tests, licence, readme and changelog")
+
+
+def check_clean_environment(folder: Path, wheels: list[Path], torch: str) -> None:
+    """Install the wheels of common and torch in a fresh environment and import them there."""
+    venv.create(folder / "clean", with_pip=True)
+    python = str(folder / "clean" / ("Scripts" if os.name == "nt" else "bin") / "python")
+    pip = [python, "-I", "-m", "pip", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "-q", torch, *map(str, wheels)], check=True)
+    subprocess.run([*pip, "check"], check=True)
+    # A cache folder of its own shows that importing builds nothing.
+    cache = folder / "cache"
+    cache.mkdir()
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    subprocess.run([python, "-I", "-c", PROBE, *ABSENT], check=True, cwd=folder, env=environment)
+    left = sorted(path.name for path in cache.iterdir())
+    require(not left, f"importing wrote {left} into the cache folder")
+
+
+def main() -> int:
+    """Run all checks; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folder", type=Path, help="where to build and install; must be empty")
+    parser.add_argument("--torch", default="torch", help="requirement that pins torch")
+    options = parser.parse_args()
+    folder: Path = options.folder.resolve()
+    dist = folder / "dist"
+    try:
+        wheels = []
+        for package in PACKAGES:
+            sdist, wheel = build(package, dist)
+            check_sdist(package, sdist)
+            check_wheel(package, wheel)
+            wheels.append(wheel)
+        check_clean_environment(folder, wheels, options.torch)
+    except (CheckError, subprocess.CalledProcessError) as problem:
+        print(f"FAILED: {problem}", file=sys.stderr)
+        return 1
+    print("ok: packages are as they should be")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
