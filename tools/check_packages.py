@@ -156,7 +156,10 @@ def check_clean_environment(folder: Path, wheels: list[Path], torch: str) -> Non
     cache = folder / "cache"
     cache.mkdir()
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
-    subprocess.run([python, "-I", "-c", PROBE, *ABSENT], check=True, cwd=folder, env=environment)
+    # torch mentions at import that numpy is absent, as it may well be.
+    quiet = ["-W", "ignore:Failed to initialize NumPy"]
+    command = [python, "-I", *quiet, "-c", PROBE, *ABSENT]
+    subprocess.run(command, check=True, cwd=folder, env=environment)
     left = sorted(path.name for path in cache.iterdir())
     require(not left, f"importing wrote {left} into the cache folder")
 

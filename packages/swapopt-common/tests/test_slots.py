@@ -41,6 +41,14 @@ def test_forbidden_move_names_slot_and_states(before: str, after: str) -> None:
     assert slot.state.value == before
 
 
+def test_a_move_takes_its_event_along() -> None:
+    slot, copied = slot_in("host"), object()
+    move_slots([slot], SlotState.H2D, copied)
+    assert slot.event is copied
+    move_slots([slot], SlotState.DEVICE)
+    assert slot.event is None
+
+
 def test_all_pairs_are_covered() -> None:
     assert len(ALLOWED) == 7
     assert len(FORBIDDEN) == 18
