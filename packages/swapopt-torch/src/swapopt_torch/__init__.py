@@ -1,0 +1,19 @@
+"""Keep the states of a torch Adam optimizer in host memory, and stream them during its steps."""
+
+from swapopt_common import HostMemoryError, SwapConfigError, SwapOptimizerConfig, SwapStepError
+from swapopt_torch.optimizer import TorchSwapOptimizer, is_swap_optimizer, swap_optimizer
+from swapopt_torch.stats import SwapStats, TransferCounts
+
+__all__ = [
+    "HostMemoryError",
+    "SwapConfigError",
+    "SwapOptimizerConfig",
+    "SwapStats",
+    "SwapStepError",
+    "TorchSwapOptimizer",
+    "TransferCounts",
+    "is_swap_optimizer",
+    "swap_optimizer",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,223 @@
+"""The swapped states of one optimizer: their layout, their movement, their pipeline."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from swapopt_common import SlotState, SwapConfigError, SwapOptimizerConfig, move_slots
+from swapopt_torch.layout import Batch, SwapLayout, TorchSlot, TorchUnit
+from swapopt_torch.movement import BatchEvents, DevicePart, Movement, StepBatch
+from swapopt_torch.packed import PackedMovement
+from swapopt_torch.per_tensor import PerTensorMovement
+from swapopt_torch.pipeline import PipelineSwapRuntime, offload_states
+from swapopt_torch.streams import copy_streams
+
+logger = logging.getLogger("swapopt_torch")
+
+
+class SwapEngine:
+    """Decides once how states move, and keeps what was built for that.
+
+    Args:
+        config: the user's configuration.
+        packed_by_default: what ``packed_swap=None`` means for this optimizer.
+        synchronous: make every copy block the host.
+    """
+
+    def __init__(
+        self, config: SwapOptimizerConfig, *, packed_by_default: bool, synchronous: bool
+    ) -> None:
+        self._config = config
+        self._packed = packed_by_default if config.packed_swap is None else config.packed_swap
+        self._synchronous = synchronous
+        self._movement: Movement | None = None
+        self._events: dict[tuple[Batch, torch.device], BatchEvents] = {}
+        self._whole_parts: dict[Batch, tuple[int, list[DevicePart]]] = {}
+        self.layout = SwapLayout(config.swap_times, packed=self._packed)
+        self.runtime: PipelineSwapRuntime | None = None
+
+    def check_devices(self, units: Iterable[TorchUnit]) -> None:
+        """Refuse ``packed_swap=True`` over several devices, before anything has changed.
+
+        Raises:
+            SwapConfigError: which devices were found.
+        """
+        devices = self._devices_with(units)
+        if self._config.packed_swap and len(devices) > 1:
+            raise SwapConfigError(
+                "packed_swap=True moves states through staging arenas on one device, but these "
+                f"states are on {', '.join(sorted(map(str, devices)))}. Use packed_swap=None or "
+                "False (each device then has its own streams), or one optimizer per device."
+            )
+
+    def attach(self, units: Sequence[TorchUnit]) -> None:
+        """Make a new layout over the units that train or have states, and move the states home.
+
+        Slots that have host memory keep it; nothing is copied twice.
+
+        Raises:
+            SwapConfigError: see `check_devices`; nothing has changed.
+            HostMemoryError: no state has moved.
+        """
+        self.check_devices(units)
+        self.settle()
+        self._forget_plans()
+        self._plan([unit for unit in units if unit.param.requires_grad or unit.has_state])
+        self._admit([unit for unit in units if unit.has_state])
+
+    def welcome(self, newcomers: Sequence[TorchUnit], units: Sequence[TorchUnit]) -> None:
+        """Take in units that have their first gradient: their states are born as host zeros.
+
+        They join the batch they were planned for; unplanned ones (parameters that did not train
+        when the layout was made) are appended. If nothing has been materialised yet and the set
+        of trained parameters has changed, all ``units`` are planned again instead.
+
+        Raises:
+            SwapConfigError, HostMemoryError: as `attach`.
+        """
+        unplanned = [unit for unit in newcomers if unit.batch is None]
+        if not self._has_mirrors() and (unplanned or _any_frozen(units)):
+            self.check_devices(newcomers)
+            self._forget_plans()
+            fresh = set(newcomers)
+            unplanned = [unit for unit in units if unit.param.requires_grad or unit in fresh]
+        if unplanned:
+            self.check_devices(unplanned)
+            self._plan(unplanned)
+        self._admit(newcomers)
+
+    def _has_mirrors(self) -> bool:
+        return any(batch.materialised for batch in self.layout.batches)
+
+    def _forget_plans(self) -> None:
+        for batch in self.layout.batches:
+            for unit in batch.units:
+                unit.batch = None
+        self.layout = SwapLayout(self._config.swap_times, packed=self._packed)
+        self._movement = self.runtime = None
+        self._events.clear()
+        self._whole_parts.clear()
+
+    def _plan(self, units: Sequence[TorchUnit]) -> None:
+        devices = self._devices_with(units)
+        if self._packed and len(devices) > 1:
+            warnings.warn(
+                f"swapopt: states are on {len(devices)} devices; they move per tensor instead of "
+                "packed. Pass packed_swap=False to choose this, or use one optimizer per device.",
+                stacklevel=2,
+            )
+            self._packed = self.layout.packed = False
+            self._movement = None
+        self.layout.plan(units)
+        if devices and self._movement is None:
+            self._movement = PackedMovement(self.layout) if self._packed else PerTensorMovement()
+            self.runtime = PipelineSwapRuntime(self._movement, synchronous=self._synchronous)
+        logger.info("%s", self.describe())
+
+    def _admit(self, units: Sequence[TorchUnit]) -> None:
+        slots = self.layout.materialise(units)
+        existing = [(slot, slot.tensor) for slot in slots if slot.tensor is not None]
+        for slot in slots:
+            slot.tensor = slot.cpu_tensor
+        move_slots([s for s in slots if s.state is SlotState.PENDING], SlotState.HOST)
+        by_device: dict[torch.device, list[tuple[TorchSlot, torch.Tensor]]] = {}
+        for slot, tensor in existing:
+            by_device.setdefault(tensor.device, []).append((slot, tensor))
+        for device, states in by_device.items():
+            self._offload(device, states)
+
+    def describe(self) -> str:
+        """Return one line: what moves, in how many batches, and the device memory that takes."""
+        layout = self.layout
+        slots = [slot for batch in layout.batches for unit in batch.units for slot in unit.slots]
+        moving = [slot.storage_nbytes for slot in slots if slot.swappable]
+        reasons = Counter(slot.resident_reason for slot in slots if not slot.swappable)
+        stay = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "none"
+        way = (
+            f"packed, two arenas of {layout.arena_nbytes:,} bytes"
+            if layout.packed
+            else "per tensor"
+        )
+        devices = ", ".join(sorted(map(str, layout.devices))) or "no device"
+        return (
+            f"swapopt: {len(moving)} states ({sum(moving):,} bytes) live in pinned host memory; "
+            f"a step holds at most {layout.bound_nbytes:,} bytes of them on {devices} "
+            f"({way}, {len(layout.batches)} batches); resident: {stay}"
+        )
+
+    def run(
+        self,
+        units: Sequence[TorchUnit],
+        step_batch: Callable[[Sequence[TorchUnit]], None],
+    ) -> None:
+        """Update ``units`` batch by batch; see `PipelineSwapRuntime.run_pipeline`."""
+        if not units:
+            return
+        if self.runtime is None:
+            step_batch(units)
+        else:
+            self.runtime.run_pipeline(self._step_batches(units), step_batch)
+
+    def settle(self) -> None:
+        """Block the host until all offloads are complete: the mirrors can be read."""
+        for device in self.layout.devices:
+            copy_streams(device).settle()
+
+    def _offload(
+        self, device: torch.device, states: Sequence[tuple[TorchSlot, torch.Tensor]]
+    ) -> None:
+        slots = [slot for slot, _ in states]
+        move_slots(slots, SlotState.D2H)
+        if device.type == "cpu":
+            for slot, tensor in states:
+                assert slot.cpu_tensor is not None, "materialised before it is filled"
+                slot.cpu_tensor.copy_(tensor)
+            move_slots(slots, SlotState.HOST)
+            return
+        event = offload_states(states, copy_streams(device), synchronous=self._synchronous)
+        move_slots(slots, SlotState.HOST, event)
+
+    def _devices_with(self, units: Iterable[TorchUnit]) -> set[torch.device]:
+        return self.layout.devices | {slot.device for unit in units for slot in unit.swapped()}
+
+    def _step_batches(self, units: Sequence[TorchUnit]) -> list[StepBatch]:
+        buckets: dict[Batch, list[TorchUnit]] = {}
+        for unit in units:
+            assert unit.batch is not None, "planned before it is updated"
+            buckets.setdefault(unit.batch, []).append(unit)
+        return [StepBatch(found, self._parts(batch, found)) for batch, found in buckets.items()]
+
+    def _parts(self, batch: Batch, units: list[TorchUnit]) -> list[DevicePart]:
+        if len(units) < len(batch.units):
+            return self._make_parts(batch, units)
+        materialised, parts = self._whole_parts.get(batch, (-1, []))
+        if materialised != batch.materialised:
+            parts = self._make_parts(batch, units)
+            self._whole_parts[batch] = batch.materialised, parts
+        return parts
+
+    def _make_parts(self, batch: Batch, units: list[TorchUnit]) -> list[DevicePart]:
+        by_device: dict[torch.device, list[TorchSlot]] = {}
+        for unit in units:
+            for slot in unit.swapped():
+                by_device.setdefault(slot.device, []).append(slot)
+        whole = sum(map(len, by_device.values())) == batch.materialised
+        return [
+            DevicePart(batch, copy_streams(device), slots, self._events_of(batch, device), whole)
+            for device, slots in by_device.items()
+        ]
+
+    def _events_of(self, batch: Batch, device: torch.device) -> BatchEvents:
+        events = self._events.get((batch, device))
+        if events is None:
+            events = self._events[batch, device] = BatchEvents(device)
+        return events
+
+
+def _any_frozen(units: Sequence[TorchUnit]) -> bool:
+    return any(unit.batch is not None and not unit.param.requires_grad for unit in units)

@@ -1,0 +1,163 @@
+"""Pinned host memory of exact size, and the host mirrors that live in it.
+
+torch's pinned allocators round every request up to a power of two. Where the device lets us
+register memory of our own (CUDA, the virtual accelerator) a region is an anonymous mapping, a
+whole number of pages, registered with the device: the kernel hands it out as zeros, so states
+are born there without being written. Elsewhere a region is one pinned allocation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+
+from swapopt_common import HostMemoryError
+
+SLOT_ALIGNMENT_BYTES = 64
+
+
+class _Registrar(NamedTuple):
+    """How one kind of device pins and unpins memory that is already mapped (address, bytes)."""
+
+    register: Callable[[int, int], None]
+    unregister: Callable[[int], None]
+    synchronize: Callable[[], None]
+
+
+class _WritableBuffer(Protocol):
+    """What `torch.frombuffer` takes; a host mirror keeps it, and so the memory, alive."""
+
+    def __len__(self) -> int: ...
+
+
+class _HeldBytes:
+    """Bytes pinned for swapped states in this process, for messages."""
+
+    total = 0
+
+
+class _RegisteredMapping(mmap.mmap):
+    """An anonymous mapping registered with a device until the last mirror over it is gone."""
+
+    _registrar: _Registrar | None = None
+    _address = 0
+
+    def pin(self, registrar: _Registrar) -> None:
+        """Register the mapping; raises whatever the device's own call raises."""
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self))
+        registrar.register(self._address, len(self))
+        self._registrar = registrar
+        _HeldBytes.total += len(self)
+
+    def __del__(self) -> None:
+        # Runs before the mapping goes away. A copy may still be under way; unpinning under it
+        # would be undefined, so the device is drained first.
+        if self._registrar is not None:
+            self._registrar.synchronize()
+            self._registrar.unregister(self._address)
+            _HeldBytes.total -= len(self)
+
+
+def _cuda_registrar(device: torch.device) -> _Registrar:
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    portable = 1  # cudaHostRegisterPortable: pinned for every context of the process
+
+    def check(code: int) -> None:
+        if int(code) != 0:
+            raise RuntimeError(f"cudaHostRegister/Unregister failed with error {int(code)}")
+
+    return _Registrar(
+        lambda address, nbytes: check(runtime.cudaHostRegister(address, nbytes, portable)),
+        lambda address: check(runtime.cudaHostUnregister(address)),
+        lambda: torch.cuda.synchronize(device),
+    )
+
+
+def _registrar(device: torch.device) -> _Registrar | None:
+    """Return how ``device`` registers memory, or None where it cannot."""
+    if device.type == "cuda":
+        return _cuda_registrar(device)
+    module = torch.get_device_module(device)
+    if hasattr(module, "host_register") and hasattr(module, "host_unregister"):
+        return _Registrar(
+            module.host_register, module.host_unregister, lambda: module.synchronize(device)
+        )
+    return None
+
+
+def _registered_buffer(nbytes: int, registrar: _Registrar) -> _WritableBuffer:
+    pages = -(-nbytes // mmap.PAGESIZE)
+    mapping = _RegisteredMapping(-1, pages * mmap.PAGESIZE)
+    mapping.pin(registrar)
+    return mapping
+
+
+def _allocated_buffer(nbytes: int) -> _WritableBuffer:
+    memory = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
+    buffer = (ctypes.c_char * nbytes).from_address(memory.data_ptr())
+    buffer._owner = memory  # type: ignore[attr-defined]  # keeps the pinned block alive
+    return buffer
+
+
+class HostRegion:
+    """Pinned host memory for states of one dtype, zeros at birth.
+
+    Attributes:
+        flat: the whole region as a 1-D tensor of ``numel`` elements; what the pipeline copies
+            from and to. Its memory lives as long as the region or any mirror over it.
+    """
+
+    def __init__(self, buffer: _WritableBuffer, dtype: torch.dtype, numel: int) -> None:
+        self._buffer = buffer
+        self.flat = torch.frombuffer(buffer, dtype=dtype, count=numel)
+
+    def mirror(self, host_offset: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return a host mirror: a tensor with a storage of its own over a piece of the region.
+
+        Never a view of the region: saving or copying a view would take the whole region along.
+
+        Args:
+            host_offset: offset of its first element, in elements.
+            shape: its shape; it is contiguous.
+        """
+        numel = 1
+        for extent in shape:
+            numel *= extent
+        dtype = self.flat.dtype
+        return torch.frombuffer(
+            self._buffer, dtype=dtype, count=numel, offset=host_offset * dtype.itemsize
+        ).view(shape)
+
+
+def allocate_region(dtype: torch.dtype, numel: int, device: torch.device) -> HostRegion:
+    """Allocate and pin a region of ``numel`` elements for copies to and from ``device``.
+
+    Raises:
+        HostMemoryError: the host could not provide or pin the memory.
+    """
+    nbytes = numel * dtype.itemsize
+    registrar = _registrar(device)
+    try:
+        buffer = (
+            _allocated_buffer(nbytes)
+            if registrar is None
+            else _registered_buffer(nbytes, registrar)
+        )
+    except (RuntimeError, OSError, MemoryError) as error:
+        raise HostMemoryError(
+            f"Pinned host memory ran out: {nbytes:,} bytes were asked for in one region of "
+            f"{dtype}, {_HeldBytes.total:,} bytes are held by swapped states already. Swap fewer "
+            "states (state_keys, a larger min_numel), raise the host's limit on locked memory "
+            "(ulimit -l), or give each rank more host memory."
+        ) from error
+    return HostRegion(buffer, dtype, numel)
+
+
+def aligned_numel(numel: int, dtype: torch.dtype) -> int:
+    """Round ``numel`` up so that the next slot starts on a 64-byte boundary."""
+    step = SLOT_ALIGNMENT_BYTES // dtype.itemsize
+    return -(-numel // step) * step

@@ -1,0 +1,204 @@
+"""The static layout: which states swap, in which batch, and where in host memory they live.
+
+Made when an optimizer is wrapped and extended, never rebuilt, when a parameter gets its first
+gradient later (docs/design.md, "The layout is static").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from swapopt_common import SwapSlot, UpdateUnit, partition
+from swapopt_torch.host_memory import HostRegion, aligned_numel, allocate_region
+
+ARENA_ALIGNMENT_BYTES = 512
+
+
+@dataclass(eq=False, slots=True)
+class TorchSlot(SwapSlot[torch.Tensor, torch.Event]):
+    """A state tensor of a torch optimizer.
+
+    Attributes:
+        dtype, device: of the state during an update.
+        resident_reason: why the state does not swap; None for one that does.
+        region: the host region its mirror lies in, once materialised.
+        device_tensor: per-tensor movement: the tensor the update sees; its storage is empty
+            between steps.
+    """
+
+    dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    resident_reason: str | None = None
+    region: HostRegion | None = None
+    device_tensor: torch.Tensor | None = None
+
+
+@dataclass(eq=False, slots=True)
+class TorchUnit(UpdateUnit[torch.Tensor, TorchSlot]):
+    """One parameter of a torch optimizer.
+
+    Attributes:
+        name: how messages call the parameter.
+        device: the device its states are updated on.
+        has_state: whether the optimizer has states for it (it had a gradient).
+        batch: the batch it belongs to, once planned.
+    """
+
+    name: str = ""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    has_state: bool = False
+    batch: Batch | None = None
+
+    def swapped(self) -> list[TorchSlot]:
+        """Return the slots that move."""
+        return [slot for slot in self.slots if slot.swappable]
+
+
+@dataclass(eq=False, slots=True)
+class Batch:
+    """A contiguous run of units that is on the device together.
+
+    Attributes:
+        units: its units, in the optimizer's order, whether they have a gradient or not.
+        materialised: how many of its slots have host memory; cached plans compare it.
+    """
+
+    units: list[TorchUnit]
+    materialised: int = 0
+
+
+def packed_nbytes(slots: Iterable[TorchSlot]) -> int:
+    """Return the bytes of staging arena the slots need: dtype regions aligned to 512 bytes."""
+    per_dtype: dict[torch.dtype, int] = {}
+    for slot in slots:
+        nbytes = aligned_numel(slot.numel, slot.dtype) * slot.dtype.itemsize
+        per_dtype[slot.dtype] = per_dtype.get(slot.dtype, 0) + nbytes
+    return sum(_round_up(nbytes) for nbytes in per_dtype.values())
+
+
+def separate_nbytes(slots: Iterable[TorchSlot]) -> int:
+    """Return the device bytes the slots take in storages of their own (512-byte blocks)."""
+    return sum(_round_up(slot.storage_nbytes) for slot in slots)
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // ARENA_ALIGNMENT_BYTES) * ARENA_ALIGNMENT_BYTES
+
+
+class SwapLayout:
+    """Batches over all swapped states of one optimizer.
+
+    Args:
+        swap_times: the number of batches to aim for.
+        packed: whether states move through two staging arenas or in storages of their own.
+
+    Attributes:
+        batches: in the order of their making.
+        arena_nbytes: bytes of one staging arena: what the largest batch needs.
+        devices: the devices that the swapped states are updated on.
+    """
+
+    def __init__(self, swap_times: int, *, packed: bool) -> None:
+        self._swap_times = swap_times
+        self.packed = packed
+        self.batches: list[Batch] = []
+        self.arena_nbytes = 0
+        self.devices: set[torch.device] = set()
+
+    @property
+    def bound_nbytes(self) -> int:
+        """Most bytes of swapped state on the devices at any time: any two successive batches.
+
+        Packed: min(2, batches) arenas. Per-tensor: the largest sum over two batches of which no
+        other one with swapped states lies between, since parameters without a gradient may drop
+        a batch from a step; that is the sum of the two largest.
+        """
+        if self.packed:
+            moving = sum(1 for batch in self.batches if _swapped_of(batch))
+            return min(2, moving) * self.arena_nbytes
+        sizes = sorted(separate_nbytes(_swapped_of(batch)) for batch in self.batches)
+        return sum(sizes[-2:])
+
+    def plan(self, units: Sequence[TorchUnit]) -> None:
+        """Assign units to batches.
+
+        The first call partitions into ``swap_times`` batches. Later ones append: the new units
+        get as few batches as keep the staging memory where it is (a single unit may exceed it).
+        """
+        if not units:
+            return
+        if not self.batches:
+            self._append(partition(units, self._swap_times))
+            return
+        largest = max(sum(u.swappable_nbytes for u in batch.units) for batch in self.batches)
+        self._append(_fewest_batches(units, largest))
+
+    def materialise(self, units: Sequence[TorchUnit]) -> list[TorchSlot]:
+        """Give swapped states of planned units that have none host memory.
+
+        They lie, as zeros, in one region per dtype, in the order of the units.
+
+        Returns:
+            The slots that were given memory.
+
+        Raises:
+            HostMemoryError: no memory; nothing has changed.
+        """
+        wanting = [(u, slot) for u in units for slot in u.swapped() if slot.region is None]
+        for slot, region, host_offset in _place([slot for _, slot in wanting]):
+            slot.region = region
+            slot.host_offset = host_offset
+            slot.cpu_tensor = region.mirror(host_offset, slot.shape)
+            slot.packed = self.packed
+        for unit, _ in wanting:
+            assert unit.batch is not None, "planned before it is materialised"
+            unit.batch.materialised += 1
+        return [slot for _, slot in wanting]
+
+    def _append(self, runs: Iterable[list[TorchUnit]]) -> None:
+        for run in runs:
+            batch = Batch(run, sum(slot.region is not None for unit in run for slot in unit.slots))
+            self.batches.append(batch)
+            swapped = _swapped_of(batch)
+            self.arena_nbytes = max(self.arena_nbytes, packed_nbytes(swapped))
+            self.devices.update(slot.device for slot in swapped)
+            for unit in run:
+                unit.batch = batch
+
+
+def _swapped_of(batch: Batch) -> list[TorchSlot]:
+    return [slot for unit in batch.units for slot in unit.slots if slot.swappable]
+
+
+def _fewest_batches(units: Sequence[TorchUnit], most_nbytes: int) -> list[list[TorchUnit]]:
+    """Split into contiguous runs of at most ``most_nbytes``, except where one unit exceeds it."""
+    runs: list[list[TorchUnit]] = []
+    held = most_nbytes + 1
+    for unit in units:
+        if held + unit.swappable_nbytes > most_nbytes:
+            runs.append([])
+            held = 0
+        runs[-1].append(unit)
+        held += unit.swappable_nbytes
+    return runs
+
+
+def _place(slots: Sequence[TorchSlot]) -> list[tuple[TorchSlot, HostRegion, int]]:
+    """Allocate one region per dtype and return each slot's region and element offset."""
+    offsets: list[int] = []
+    sizes: dict[torch.dtype, int] = {}
+    device_of: dict[torch.dtype, torch.device] = {}
+    for slot in slots:
+        offset = sizes.get(slot.dtype, 0)
+        offsets.append(offset)
+        sizes[slot.dtype] = offset + aligned_numel(slot.numel, slot.dtype)
+        device_of.setdefault(slot.dtype, slot.device)
+    regions = {
+        dtype: allocate_region(dtype, numel, device_of[dtype]) for dtype, numel in sizes.items()
+    }
+    return [
+        (slot, regions[slot.dtype], offset) for slot, offset in zip(slots, offsets, strict=True)
+    ]

@@ -1,0 +1,228 @@
+"""`swap_optimizer` and the optimizer it returns."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from swapopt_common import SwapConfigError, SwapOptimizerConfig
+from swapopt_torch.adapters import make_adapter
+from swapopt_torch.adapters.base import ParamGroup
+from swapopt_torch.engine import SwapEngine
+from swapopt_torch.stats import SwapStats, collect_stats
+
+_swapped_bases: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+
+def swap_optimizer(
+    optimizer: torch.optim.Optimizer,
+    config: SwapOptimizerConfig | None = None,
+    *,
+    synchronous: bool = False,
+) -> TorchSwapOptimizer:
+    """Wrap an Adam or AdamW optimizer so that its states live in pinned host memory.
+
+    States that exist are copied to the host at once; states that do not exist yet are born there.
+    During ``step()`` they visit the device batch by batch. Results equal the wrapped optimizer's
+    bit for bit.
+
+    Args:
+        optimizer: a torch.optim.Adam or torch.optim.AdamW. It keeps its groups and its state, but
+            its own ``step()`` must not be called any more.
+        config: what to swap and how; the defaults suit most models.
+        synchronous: make every copy block the host. Slow; for finding faults, or where
+            asynchronous copies must be ruled out.
+
+    Returns:
+        An optimizer to use in place of ``optimizer``.
+
+    Raises:
+        ValueError: the optimizer or its settings cannot be served; nothing has changed.
+        HostMemoryError: pinned host memory ran out; nothing has changed.
+    """
+    return TorchSwapOptimizer(optimizer, config or SwapOptimizerConfig(), synchronous=synchronous)
+
+
+def is_swap_optimizer(optimizer: object) -> bool:
+    """Say whether ``optimizer`` came from `swap_optimizer`."""
+    return isinstance(optimizer, TorchSwapOptimizer)
+
+
+class TorchSwapOptimizer(torch.optim.Optimizer):
+    """An optimizer whose states live in pinned host memory between steps.
+
+    Made by `swap_optimizer`. ``param_groups``, ``defaults`` and ``state`` are the wrapped
+    optimizer's own objects.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        config: SwapOptimizerConfig,
+        *,
+        synchronous: bool = False,
+    ) -> None:
+        # Optimizer.__init__ would build groups and state of its own; ours are the wrapped one's.
+        _refuse_swapped(optimizer)
+        self._base = optimizer
+        self._adapter = make_adapter(optimizer, config)
+        self._engine = SwapEngine(
+            config, packed_by_default=self._adapter.packed_by_default, synchronous=synchronous
+        )
+        self._attach()
+        self._share_hooks()
+        self._patch_step_function()
+        _take_step_away(optimizer)
+        if config.include_master_params:
+            warnings.warn(
+                "swapopt: include_master_params=True has no effect on torch optimizers: only "
+                "MindFormers AdamW owns master parameters.",
+                stacklevel=3,
+            )
+        self._warn_if_nothing_swaps()
+
+    @property
+    def param_groups(self) -> list[ParamGroup]:
+        """The wrapped optimizer's own list of groups."""
+        return self._base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[ParamGroup]) -> None:
+        self._base.param_groups = groups
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The wrapped optimizer's defaults."""
+        return self._base.defaults
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:  # type: ignore[override]
+        """The wrapped optimizer's state, complete: swapped states are their host mirrors.
+
+        Blocks the host until the last step's offloads are done, and not at all if they are.
+        Tensors taken from it stay in place; the next step writes to them.
+        """
+        self._engine.settle()
+        return self._base.state
+
+    def synchronize(self) -> None:
+        """Block the host until the last step's offloads are done.
+
+        Afterwards the wrapped optimizer's own ``state``, and tensors taken from ``state`` before
+        the step, hold the new values.
+        """
+        self._engine.settle()
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient.
+
+        Updates run on the caller's current stream of each device; work issued there afterwards
+        sees the new parameters. Copies run on streams of their own; the last offload may still
+        be under way when this returns.
+
+        Args:
+            closure: must be None.
+
+        Raises:
+            ValueError: a closure was given, a group was edited into something refused, or a
+                gradient is sparse; nothing has moved.
+            SwapStepError: something failed after some parameters had been updated.
+        """
+        if closure is not None:
+            raise SwapConfigError(
+                f"step() of a swapped optimizer takes no closure, but got {closure!r}: the states "
+                "are on the host while it would run. Compute the loss before, then call step()."
+            )
+        with torch.no_grad():
+            self._step()
+
+    def _step(self) -> None:
+        adapter, engine = self._adapter, self._engine
+        if adapter.registration_is_stale():
+            self._attach()
+        adapter.prepare_step()
+        try:
+            newcomers = adapter.newcomers()
+            if newcomers:
+                engine.welcome(newcomers, adapter.units)
+                for unit in newcomers:
+                    adapter.create_state(unit)
+            engine.run(adapter.iter_update_units(), adapter.step_batch)
+            adapter.finish_step()
+        finally:
+            adapter.drop_gradients()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset all gradients; see torch.optim.Optimizer.zero_grad."""
+        self._base.zero_grad(set_to_none=set_to_none)
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        """Add a group; see torch.optim.Optimizer.add_param_group.
+
+        Raises:
+            ValueError: the group has a setting that cannot be swapped; nothing has changed.
+        """
+        self._adapter.refuse_group({**self.defaults, **param_group}, "the added param group")
+        self._base.add_param_group(param_group)
+        try:
+            self._attach()
+        except BaseException:
+            self._base.param_groups.pop()
+            self._attach()
+            raise
+
+    def swap_stats(self) -> SwapStats:
+        """Return what swaps, what stays and why, and what the last step moved."""
+        return collect_stats(self._adapter.units, self._engine)
+
+    def _attach(self) -> None:
+        """Bring units, layout and host mirrors in line with the groups and the state."""
+        units = self._adapter.register_units()
+        self._engine.attach(units)
+        for unit in units:
+            self._adapter.expose_mirrors(unit)
+
+    def _share_hooks(self) -> None:
+        base = self._base
+        self._optimizer_step_pre_hooks = base._optimizer_step_pre_hooks
+        self._optimizer_step_post_hooks = base._optimizer_step_post_hooks
+        self._optimizer_state_dict_pre_hooks = base._optimizer_state_dict_pre_hooks
+        self._optimizer_state_dict_post_hooks = base._optimizer_state_dict_post_hooks
+        self._optimizer_load_state_dict_pre_hooks = base._optimizer_load_state_dict_pre_hooks
+        self._optimizer_load_state_dict_post_hooks = base._optimizer_load_state_dict_post_hooks
+
+    def _warn_if_nothing_swaps(self) -> None:
+        slots = [slot for unit in self._adapter.units for slot in unit.slots]
+        if any(slot.swappable for slot in slots):
+            return
+        reasons = Counter(slot.resident_reason for slot in slots)
+        listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        warnings.warn(
+            f"swapopt: no optimizer state can be swapped ({listed}); training goes on as without "
+            "swap_optimizer.",
+            stacklevel=4,
+        )
+
+
+def _refuse_swapped(optimizer: torch.optim.Optimizer) -> None:
+    if is_swap_optimizer(optimizer) or optimizer in _swapped_bases:
+        raise SwapConfigError(
+            f"This {type(optimizer).__name__} is swapped already; wrap an optimizer once, and use "
+            "the optimizer that swap_optimizer returned."
+        )
+
+
+def _take_step_away(optimizer: torch.optim.Optimizer) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError(
+            "This optimizer's states are swapped to the host: call step() on the optimizer that "
+            "swap_optimizer returned, not on the one that was wrapped."
+        )
+
+    _swapped_bases.add(optimizer)
+    optimizer.step = refuse  # type: ignore[method-assign]

@@ -1,0 +1,273 @@
+"""The schedule of a step as data, and the one loop that executes it on streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+
+from swapopt_common import SlotState, SwapStepError, move_slots
+from swapopt_torch.layout import TorchSlot, TorchUnit
+from swapopt_torch.movement import DevicePart, Movement, Piece, Progress, StepBatch
+from swapopt_torch.stats import TransferCounts
+from swapopt_torch.streams import CopyStreams, Edge, compute_stream, wait
+
+WINDOW = 2
+"""Batches of states that may be on the device at a time."""
+
+
+class Verb(str, Enum):
+    """What can be done with a batch; the waits follow from the verb.
+
+    PREFETCH: host to device; waits for the release of the memory it takes over.
+    UPDATE:   the optimizer's arithmetic on the caller's stream; waits for the prefetch.
+    OFFLOAD:  device to host; waits for the update.
+    RELEASE:  the memory is given back; waits for the offload.
+    """
+
+    PREFETCH = "H2D"
+    UPDATE = "UPD"
+    OFFLOAD = "D2H"
+    RELEASE = "REL"
+
+
+class Action(NamedTuple):
+    """One verb on the batch at one position of the step."""
+
+    verb: Verb
+    position: int
+
+    def __str__(self) -> str:
+        return f"{self.verb.value}{self.position}"
+
+
+def schedule(batch_count: int, *, reuses_memory: bool) -> Iterator[Action]:
+    """Yield the actions of a step over ``batch_count`` batches.
+
+    Args:
+        batch_count: how many batches have a gradient in this step.
+        reuses_memory: a batch takes over the memory of the one two places before it (packed), so
+            that only the last owners release; otherwise every batch does (per-tensor).
+    """
+    for position in range(min(WINDOW, batch_count)):
+        yield Action(Verb.PREFETCH, position)
+    for position in range(batch_count):
+        following = position + WINDOW
+        yield Action(Verb.UPDATE, position)
+        yield Action(Verb.OFFLOAD, position)
+        if not reuses_memory:
+            yield Action(Verb.RELEASE, position)
+        if following < batch_count:
+            yield Action(Verb.PREFETCH, following)
+    if reuses_memory:
+        for position in range(max(0, batch_count - WINDOW), batch_count):
+            yield Action(Verb.RELEASE, position)
+
+
+class PipelineSwapRuntime:
+    """Executes schedules: issues copies, updates and waits; never waits on the host in a step.
+
+    Args:
+        movement: where states are while they are on the device.
+        synchronous: make every copy block the host until it is done.
+    """
+
+    def __init__(self, movement: Movement, *, synchronous: bool) -> None:
+        self._movement = movement
+        self._synchronous = synchronous
+        self._batches: Sequence[StepBatch] = ()
+        self._step_batch: Callable[[Sequence[TorchUnit]], None] = _no_update
+        self.counts = TransferCounts()
+
+    def run_pipeline(
+        self, batches: Sequence[StepBatch], step_batch: Callable[[Sequence[TorchUnit]], None]
+    ) -> None:
+        """Update all batches; returns when everything is issued, not when it is done.
+
+        Updates run on the caller's current stream of each device. Work that the caller issues
+        there afterwards sees the updated parameters.
+
+        Raises:
+            SwapStepError: something failed after a batch was updated; chains the cause. If no
+                batch was updated the cause itself is raised. Either way all states are in their
+                host mirrors again and no device memory is held.
+        """
+        self._batches, self._step_batch = batches, step_batch
+        self.counts = TransferCounts()
+        try:
+            for streams in _streams_of(batches):
+                # Until the last step's offloads are done its device memory is in use: starting
+                # before that would need it twice.
+                streams.settle()
+            reuses_memory = self._movement.reuses_memory
+            for verb, position in schedule(len(batches), reuses_memory=reuses_memory):
+                self._execute(verb, position)
+        except BaseException as error:
+            self._recover(error)
+            raise
+        finally:
+            self._batches, self._step_batch = (), _no_update
+
+    def _execute(self, verb: Verb, position: int) -> None:
+        if verb is Verb.PREFETCH:
+            self._prefetch(position)
+        elif verb is Verb.UPDATE:
+            self._update(position)
+        elif verb is Verb.OFFLOAD:
+            self._offload(position)
+        else:
+            self._release(position)
+
+    def _prefetch(self, position: int) -> None:
+        batch = self._batches[position]
+        former = self._take_over(position)
+        batch.progress = Progress.PREFETCHING
+        for part in batch.parts:
+            streams, events = part.streams, part.events
+            if self._movement.acquire(position, part):
+                events.allocated.record(compute_stream(streams.device))
+                wait(streams.h2d, events.allocated, Edge.ALLOCATED)
+            for former_part in former:
+                wait(streams.h2d, former_part.events.offloaded, Edge.REUSED)
+            move_slots(part.slots, SlotState.H2D, events.prefetched)
+            with streams.h2d:
+                for device_piece, host_piece in self._movement.pieces(position, part):
+                    device_piece.copy_(host_piece, non_blocking=not self._synchronous)
+                    self.counts.add_h2d(host_piece)
+                events.prefetched.record(streams.h2d)
+
+    def _take_over(self, position: int) -> Sequence[DevicePart]:
+        """Return the parts whose memory this position takes over; their states are home."""
+        if not self._movement.reuses_memory or position < WINDOW:
+            return ()
+        former = self._batches[position - WINDOW]
+        self._homecoming(former)
+        return former.parts
+
+    def _update(self, position: int) -> None:
+        batch = self._batches[position]
+        for part in batch.parts:
+            wait(compute_stream(part.streams.device), part.events.prefetched, Edge.PREFETCHED)
+            self._movement.bind(position, part)
+            move_slots(part.slots, SlotState.DEVICE)
+        batch.progress = Progress.UPDATING
+        self._step_batch(batch.units)
+        for part in batch.parts:
+            part.events.updated.record(compute_stream(part.streams.device))
+
+    def _offload(self, position: int) -> None:
+        batch = self._batches[position]
+        for part in batch.parts:
+            streams, events = part.streams, part.events
+            wait(streams.d2h, events.updated, Edge.UPDATED)
+            with streams.d2h:
+                for device_piece, host_piece in self._movement.pieces(position, part):
+                    host_piece.copy_(device_piece, non_blocking=not self._synchronous)
+                    self.counts.add_d2h(host_piece)
+                events.offloaded.record(streams.d2h)
+            streams.offloaded(events.offloaded)
+            move_slots(part.slots, SlotState.D2H, events.offloaded)
+            _bind_mirrors(part.slots)
+        batch.progress = Progress.OFFLOADED
+
+    def _release(self, position: int) -> None:
+        batch = self._batches[position]
+        memory_is_wanted = position + WINDOW < len(self._batches)
+        for part in batch.parts:
+            readers: tuple[torch.Stream, ...] = ()
+            if memory_is_wanted:
+                # In stream order, so that the next prefetch's allocation gets this very memory.
+                stream = compute_stream(part.streams.device)
+                wait(stream, part.events.offloaded, Edge.OFFLOADED)
+            else:
+                # The caller's stream does not wait: the tail hides under the next forward.
+                readers = (part.streams.h2d, part.streams.d2h)
+            self._movement.release(position, part, readers)
+        self._homecoming(batch)
+
+    def _homecoming(self, batch: StepBatch) -> None:
+        for part in batch.parts:
+            move_slots(part.slots, SlotState.HOST, part.events.offloaded)
+        batch.progress = Progress.RELEASED
+
+    def _recover(self, error: BaseException) -> None:
+        """Bring every state home, free the memory; see docs/design.md invariant 6."""
+        for streams in _streams_of(self._batches):
+            streams.drain()
+        updated = tuple(
+            position
+            for position, batch in enumerate(self._batches)
+            if batch.progress >= Progress.UPDATING
+        )
+        parts: list[DevicePart] = []
+        for position, batch in enumerate(self._batches):
+            parts.extend(batch.parts)
+            if batch.progress is Progress.UPDATING:
+                self._bring_home(position, batch)
+            for part in batch.parts:
+                _land(part.slots)
+                _bind_mirrors(part.slots)
+        self._movement.release_all(parts)
+        if updated and isinstance(error, Exception):
+            raise SwapStepError(_describe(self._batches, updated, error), updated) from error
+
+    def _bring_home(self, position: int, batch: StepBatch) -> None:
+        for part in batch.parts:
+            pieces: Sequence[Piece] = self._movement.pieces(position, part)
+            for device_piece, host_piece in pieces:
+                host_piece.copy_(device_piece)
+
+
+def offload_states(
+    states: Sequence[tuple[TorchSlot, torch.Tensor]], streams: CopyStreams, *, synchronous: bool
+) -> torch.Event:
+    """Copy states that exist on a device into their slots' host mirrors.
+
+    Runs on the device's D2H stream after everything on the caller's current stream; the caller
+    may drop the device tensors at once. The mirrors are valid after the event returned.
+    """
+    event = torch.Event(streams.device)
+    event.record(compute_stream(streams.device))
+    wait(streams.d2h, event, Edge.SETTLED)
+    with streams.d2h:
+        for slot, tensor in states:
+            assert slot.cpu_tensor is not None, "materialised before it is filled"
+            slot.cpu_tensor.copy_(tensor, non_blocking=not synchronous)
+            tensor.record_stream(streams.d2h)
+        event.record(streams.d2h)
+    streams.offloaded(event)
+    return event
+
+
+def _no_update(units: Sequence[TorchUnit]) -> None:
+    raise AssertionError(f"{len(units)} units outside a step")
+
+
+def _streams_of(batches: Sequence[StepBatch]) -> list[CopyStreams]:
+    return list({part.streams: None for batch in batches for part in batch.parts})
+
+
+def _bind_mirrors(slots: Sequence[TorchSlot]) -> None:
+    for slot in slots:
+        slot.tensor = slot.cpu_tensor
+
+
+def _land(slots: Sequence[TorchSlot]) -> None:
+    """Walk slots, by allowed moves, to HOST, whose mirror holds the valid value by now."""
+    updated = [slot for slot in slots if slot.state is SlotState.DEVICE]
+    move_slots(updated, SlotState.D2H)
+    move_slots([slot for slot in slots if slot.state is not SlotState.HOST], SlotState.HOST)
+
+
+def _describe(batches: Sequence[StepBatch], updated: Sequence[int], error: Exception) -> str:
+    names = ", ".join(
+        f"{position} ({batches[position].units[0].name} to {batches[position].units[-1].name})"
+        for position in updated
+    )
+    return (
+        f"The step failed after {len(updated)} of {len(batches)} batches had been updated: "
+        f"{names}. Their parameters and states hold the new values, all others the old ones; every "
+        f"state is back in host memory. Cause: {type(error).__name__}: {error}"
+    )

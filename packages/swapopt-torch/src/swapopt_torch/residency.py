@@ -1,0 +1,125 @@
+"""Which states swap and which stay on their device, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from swapopt_common import SlotState, SwapOptimizerConfig
+from swapopt_torch.layout import TorchSlot
+
+
+def make_slots(
+    param: torch.Tensor,
+    keys: Sequence[str],
+    state: Mapping[str, torch.Tensor],
+    config: SwapOptimizerConfig,
+    shared_storages: frozenset[int],
+    known: Mapping[str, TorchSlot],
+) -> list[TorchSlot]:
+    """Make the slots of one parameter, one per key, in order.
+
+    Args:
+        param: the parameter; a state that does not exist yet will have its shape and dtype.
+        keys: the state keys its update needs.
+        state: the states that exist already.
+        config: which keys swap, and from what size on.
+        shared_storages: storages that more than one state lies in (see `find_shared_storages`).
+        known: slots the parameter had before; one whose mirror is still its state is kept.
+
+    Returns:
+        Slots that are PENDING (the state does not exist), DEVICE (it does, outside a mirror), or
+        kept as they were.
+    """
+    slots = []
+    for key in keys:
+        tensor, old = state.get(key), known.get(key)
+        if old is not None and _still_holds(old, tensor, param):
+            slots.append(old)
+        else:
+            slots.append(_make_slot(param, key, tensor, config, shared_storages))
+    return slots
+
+
+def _still_holds(slot: TorchSlot, tensor: torch.Tensor | None, param: torch.Tensor) -> bool:
+    return slot.region is not None and slot.cpu_tensor is tensor and slot.device == param.device
+
+
+def find_shared_storages(states: Sequence[Mapping[str, object]]) -> frozenset[int]:
+    """Return the identities of storages that more than one of the state tensors lies in."""
+    uses = Counter(
+        _storage_identity(value)
+        for state in states
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.dim() > 0
+    )
+    return frozenset(identity for identity, count in uses.items() if count > 1)
+
+
+def _storage_identity(tensor: torch.Tensor) -> int:
+    identity: int = tensor.untyped_storage()._cdata
+    return identity
+
+
+def _make_slot(
+    param: torch.Tensor,
+    key: str,
+    tensor: torch.Tensor | None,
+    config: SwapOptimizerConfig,
+    shared_storages: frozenset[int],
+) -> TorchSlot:
+    like = param if tensor is None else tensor
+    reason = _selection_reason(key, param, like, config)
+    if reason is None:
+        reason = (
+            _future_reason(param) if tensor is None else _existing_reason(tensor, shared_storages)
+        )
+    return TorchSlot(
+        name=key,
+        tensor=tensor,
+        storage_nbytes=like.numel() * like.element_size(),
+        swappable=reason is None,
+        state=SlotState.PENDING if tensor is None else SlotState.DEVICE,
+        shape=tuple(like.shape),
+        dtype=like.dtype,
+        device=param.device,
+        numel=like.numel(),
+        resident_reason=reason,
+    )
+
+
+def _selection_reason(
+    key: str, param: torch.Tensor, like: torch.Tensor, config: SwapOptimizerConfig
+) -> str | None:
+    selected = config.state_keys is None or key in config.state_keys
+    obstacles = {
+        "not selected by state_keys": not selected,
+        "on the CPU": param.device.type in ("cpu", "meta"),
+        "not floating point": not like.is_floating_point(),
+        "empty": like.numel() == 0,
+        f"smaller than min_numel={config.min_numel}": like.numel() < config.min_numel,
+        "a tensor subclass": _is_subclass(param) or _is_subclass(like),
+    }
+    return next((reason for reason, found in obstacles.items() if found), None)
+
+
+def _is_subclass(tensor: torch.Tensor) -> bool:
+    return type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+
+
+def _future_reason(param: torch.Tensor) -> str | None:
+    # The state will be zeros_like(param, preserve_format): its strides are decided there.
+    born = torch.empty_like(param, device="meta", memory_format=torch.preserve_format)
+    return None if born.is_contiguous() else "not contiguous"
+
+
+def _existing_reason(tensor: torch.Tensor, shared_storages: frozenset[int]) -> str | None:
+    if not tensor.is_contiguous():
+        return "not contiguous"
+    storage = tensor.untyped_storage()
+    alone = tensor.storage_offset() == 0 and storage.nbytes() == tensor.nbytes
+    if not alone or _storage_identity(tensor) in shared_storages:
+        return "shares its storage"
+    return None
