@@ -45,6 +45,14 @@ def test_matches_exhaustive_search(sizes_bytes: list[int], swap_times: int) -> N
     assert max(batch_sizes(batches)) == expected
 
 
+def test_matches_exhaustive_search_for_every_small_case() -> None:
+    for count, swap_times in itertools.product(range(1, 7), range(1, 5)):
+        for sizes_bytes in itertools.product((0, 1, 3, 4), repeat=count):
+            batches = partition(units_of(*sizes_bytes), swap_times)
+            expected = smallest_largest_batch(list(sizes_bytes), min(swap_times, count))
+            assert max(batch_sizes(batches)) == expected, (sizes_bytes, swap_times)
+
+
 @given(st.lists(sizes, max_size=60), st.integers(1, 70))
 def test_exact_count_no_empty_batch_original_order(sizes_bytes: list[int], swap_times: int) -> None:
     units = units_of(*sizes_bytes)
@@ -71,6 +79,8 @@ def test_equal_units_are_spread_evenly(count: int, swap_times: int) -> None:
         ([1, 1, 9, 1, 1], 3, [2, 9, 2]),
         ([0, 0, 7, 0, 0], 2, [0, 7]),
         ([0, 0, 0], 2, [0, 0]),
+        # The cut nearest to an even share would put 20 and 50 together.
+        ([20, 50, *[25] * 16], 10, [20, *[50] * 9]),
         ([1 << 62, 1 << 62, 1 << 62], 2, [1 << 63, 1 << 62]),
     ],
 )

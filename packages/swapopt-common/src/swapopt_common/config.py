@@ -77,7 +77,7 @@ def _canonical_state_keys(keys: object) -> tuple[str, ...]:
         raise _refuse("state_keys", rule, keys)
     if not keys:
         raise _refuse("state_keys", "None (every state there is) or at least one name", keys)
-    unknown = [key for key in keys if not isinstance(key, str) or key not in STATE_KEYS]
+    unknown = [key for key in keys if key not in STATE_KEYS]
     if unknown:
         rule = f"made of names out of {', '.join(STATE_KEYS)} ({unknown[0]!r} is none of them)"
         raise _refuse("state_keys", rule, keys)
