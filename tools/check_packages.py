@@ -141,7 +141,8 @@ def check_sdist(package: Package, sdist: Path) -> None:
     expected = {f"src/{name}" for name in source_files(package)}
     expected |= {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "PKG-INFO"}
     require(expected <= names, f"{sdist.name}: missing {sorted(expected - names)}")
-    require(any(name.startswith("tests/test_") for name in names), f"{sdist.name} holds no tests")
+    tests = [name for name in names if name.startswith("tests/") and "/test_" in name]
+    require(bool(tests), f"{sdist.name} holds no tests")
     print(f"ok: {sdist.name} holds sources, tests, licence, readme and changelog")
 
 
