@@ -1,0 +1,118 @@
+"""Turning the virtual accelerator on, and its profile."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from . import device_module
+from ._native import is_loaded, native, set_native
+from .build import load_extension
+from .memory import set_capacity
+from .profiles import PROFILES, Profile, resolve_profile
+from .races import RaceError, RaceMode, set_late_copies, set_race_mode
+
+_MAX_DEVICES = 64
+_current_profile: Profile = PROFILES["h200"]
+
+
+def enable(
+    profile: str | Profile = "h200",
+    *,
+    device_count: int = 2,
+    capacity_bytes: int | None = None,
+    races: RaceMode = "raise",
+    late_copies: bool = False,
+    timeline: bool = True,
+) -> None:
+    """Give this process the device type ``virtual``; a later call only changes the settings.
+
+    The first call on a machine compiles the extension (about a minute) into a cache.
+
+    Args:
+        profile: what things cost: a name from `PROFILES`, or a `Profile`.
+        device_count: how many virtual devices there are; fixed by the first call.
+        capacity_bytes: the memory of each device; None: no limit.
+        races: what happens when two accesses race, see `set_race_mode`.
+        late_copies: see `set_late_copies`.
+        timeline: whether to keep the rows of `timeline()`.
+
+    Raises:
+        VirtualUnavailableError: no compiler, no ninja, or a torch it is not known to work with.
+        RuntimeError: another package already provides a device through the same door.
+        ValueError: an argument is out of range, or differs from what the first call fixed.
+    """
+    chosen = resolve_profile(profile)
+    if not is_loaded():
+        _start(device_count)
+    elif device_count != native().device_count():
+        raise ValueError(
+            f"device_count is fixed by the first enable(): it is {native().device_count()}, "
+            f"found {device_count}"
+        )
+    set_profile(chosen)
+    set_race_mode(races)
+    set_late_copies(late_copies)
+    native().set_timeline(timeline)
+    for index in range(device_count):
+        set_capacity(capacity_bytes, index)
+
+
+def is_enabled() -> bool:
+    """Whether `enable` succeeded in this process."""
+    return is_loaded()
+
+
+def profile() -> Profile:
+    """The profile in use."""
+    return _current_profile
+
+
+def set_profile(profile: str | Profile) -> None:
+    """Change what things cost from now on; the clock goes on.
+
+    Raises:
+        ValueError: no built-in profile has this name.
+    """
+    global _current_profile
+    chosen = resolve_profile(profile)
+    native().set_profile(
+        chosen.h2d_bytes_per_second * 1e-9,
+        chosen.d2h_bytes_per_second * 1e-9,
+        chosen.memory_bytes_per_second * 1e-9,
+        chosen.full_duplex,
+        chosen.list_launch == "per_tensor",
+        _ns(chosen.host_issue_seconds),
+        _ns(chosen.copy_overhead_seconds),
+        _ns(chosen.kernel_overhead_seconds),
+        _ns(chosen.sync_seconds),
+        _ns(chosen.poll_seconds),
+    )
+    _current_profile = chosen
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _start(device_count: int) -> None:
+    if not 1 <= device_count <= _MAX_DEVICES:
+        raise ValueError(f"device_count must be from 1 to {_MAX_DEVICES}, found {device_count}")
+    _check_door_is_free()
+    extension = set_native(load_extension())
+    extension.start(device_count, RaceError)
+    torch.utils.rename_privateuse1_backend("virtual")
+    device_module.install()
+
+
+def _check_door_is_free() -> None:
+    taken_by = "torch_npu" if "torch_npu" in sys.modules else None
+    name = torch._C._get_privateuse1_backend_name()
+    if taken_by is None and name not in ("privateuseone", "virtual"):
+        taken_by = f"the backend {name!r}"
+    if taken_by is not None:
+        raise RuntimeError(
+            f"{taken_by} already uses the one place torch has for devices from outside. "
+            "Enable the virtual accelerator in a process that does not import it."
+        )

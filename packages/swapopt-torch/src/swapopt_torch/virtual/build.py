@@ -1,0 +1,165 @@
+"""Compile the extension once, into a cache, and load it from there ever after."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+KNOWN_TORCH_VERSIONS = ("2.13",)
+_MODULE_NAME = "swapopt_virtual_device"
+_SOURCES = Path(__file__).parent / "csrc"
+_FLAGS = ("-O1", "-DNDEBUG", "-g0")
+_DONE_MARK = "complete"
+
+
+class VirtualUnavailableError(RuntimeError):
+    """The virtual accelerator cannot be built here: no compiler, no ninja, or an unknown torch."""
+
+
+def load_extension() -> ModuleType:
+    """The compiled extension, built on the first call on this machine (about a minute).
+
+    Raises:
+        VirtualUnavailableError: something that the build needs is missing.
+    """
+    _check_torch_version()
+    compiler = _find_compiler()
+    folder = cache_folder() / _cache_key(compiler)
+    with _locked(folder):
+        return _import_cached(folder) or _build(folder, compiler)
+
+
+def cache_folder() -> Path:
+    """``$SWAPOPT_VIRTUAL_CACHE``, else swapopt/virtual below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    chosen = os.environ.get("SWAPOPT_VIRTUAL_CACHE")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "swapopt" / "virtual"
+
+
+def _check_torch_version() -> None:
+    version = torch.__version__
+    if not version.startswith(tuple(f"{known}." for known in KNOWN_TORCH_VERSIONS)):
+        raise VirtualUnavailableError(
+            f"the virtual accelerator is built against internals of torch that change between "
+            f"versions; it is known to work with torch {', '.join(KNOWN_TORCH_VERSIONS)}, and this "
+            f"is torch {version}. Install one of those versions to use it."
+        )
+
+
+def _find_compiler() -> str:
+    compiler = os.environ.get("CXX") or "c++"
+    found = shutil.which(compiler) or shutil.which("g++")
+    if found is None:
+        raise VirtualUnavailableError(
+            "the virtual accelerator is compiled on first use and there is no C++ compiler: "
+            "install g++ 11 or newer (Debian and Ubuntu: apt-get install g++), or set CXX"
+        )
+    return found
+
+
+def _compiler_version(compiler: str) -> str:
+    return subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()[0]
+
+
+def source_files() -> list[Path]:
+    return sorted(_SOURCES.glob("*.cpp"))
+
+
+def _cache_key(compiler: str) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(_SOURCES.rglob("*")):
+        if path.is_file():
+            digest.update(path.relative_to(_SOURCES).as_posix().encode() + b"\0")
+            digest.update(path.read_bytes() + b"\0")
+    for part in (*_FLAGS, torch.__version__, sys.version, _compiler_version(compiler)):
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()[:20]
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _import_cached(folder: Path) -> ModuleType | None:
+    """The extension if the cache holds a whole build of it; a damaged one counts as none."""
+    library = folder / f"{_MODULE_NAME}.so"
+    mark = folder / _DONE_MARK
+    if not library.exists() or not mark.exists():
+        return None
+    if mark.read_text() != str(library.stat().st_size):
+        return None
+    loader = importlib.machinery.ExtensionFileLoader(_MODULE_NAME, str(library))
+    spec = importlib.util.spec_from_file_location(_MODULE_NAME, library, loader=loader)
+    if spec is None:
+        return None
+    try:
+        module = importlib.util.module_from_spec(spec)
+    except ImportError:
+        return None
+    loader.exec_module(module)
+    return module
+
+
+def _build(folder: Path, compiler: str) -> ModuleType:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with _build_environment(compiler):
+        from torch.utils import cpp_extension
+
+        if not cpp_extension.is_ninja_available():
+            raise VirtualUnavailableError(
+                "the build of the virtual accelerator needs ninja: pip install ninja "
+                "(or install swapopt-torch[virtual])"
+            )
+        logger.warning("building the virtual accelerator, once, about a minute")
+        module: ModuleType = cpp_extension.load(
+            _MODULE_NAME,
+            [str(path) for path in source_files()],
+            extra_cflags=list(_FLAGS),
+            build_directory=str(folder),
+        )
+    size_bytes = (folder / f"{_MODULE_NAME}.so").stat().st_size
+    (folder / _DONE_MARK).write_text(str(size_bytes))
+    return module
+
+
+@contextlib.contextmanager
+def _build_environment(compiler: str) -> Iterator[None]:
+    """ninja is found beside the interpreter, also where its environment is not activated."""
+    changed = {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "CXX": compiler,
+    }
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

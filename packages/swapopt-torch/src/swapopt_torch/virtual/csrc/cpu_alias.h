@@ -1,0 +1,44 @@
+// Device tensors as CPU tensors over the same bytes, and back.
+#pragma once
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <unordered_map>
+#include "host_access.h"
+
+namespace vacc {
+
+// One CPU storage per device storage, so that tensors that share memory still do.
+class AliasMap {
+ public:
+  at::Tensor alias(const at::Tensor& device_tensor);
+  // The device tensor's storage behind a CPU storage made here, or nullptr.
+  const c10::Storage* device_storage(const c10::StorageImpl* cpu_storage) const;
+
+ private:
+  struct Pair {
+    c10::Storage device, cpu;
+  };
+  std::unordered_map<c10::StorageImpl*, Pair> by_device_;
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> by_cpu_;
+};
+
+at::Tensor cpu_alias(const at::Tensor& tensor);  // a CPU tensor is returned as it is
+at::Tensor device_tensor_like(const c10::Storage& storage, const at::Tensor& cpu_tensor);
+
+// RuntimeError if resize_(0) took the memory that `tensor` reads or writes.
+void check_not_released(const at::Tensor& tensor, const char* operation);
+
+// CPU kernels called from here run below autograd, autocast and Python modes.
+class CpuKernelScope {
+ public:
+  CpuKernelScope() : skip_(c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::Python,
+                                               c10::DispatchKey::PythonTLSSnapshot})) {}
+
+ private:
+  at::AutoDispatchBelowADInplaceOrView below_autograd_;
+  c10::impl::ExcludeDispatchKeyGuard skip_;
+  InsideDeviceWork inside_;
+};
+
+}  // namespace vacc

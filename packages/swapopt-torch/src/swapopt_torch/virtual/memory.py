@@ -1,0 +1,75 @@
+"""Limits and figures of device memory and pinned host memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ._native import native
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Pinned host memory, in bytes, now and at the highest since the peaks were last reset.
+
+    ``pinned_allocated_bytes`` is what the pinned allocator takes: every request rounded up to a
+    power of two, as accelerators' allocators do. Registered regions count exactly.
+    """
+
+    pinned_requested_bytes: int
+    pinned_allocated_bytes: int
+    registered_bytes: int
+    peak_pinned_requested_bytes: int
+    peak_pinned_allocated_bytes: int
+    peak_registered_bytes: int
+
+
+def host_memory(*, reset_peaks: bool = False) -> HostMemory:
+    """The figures now; with ``reset_peaks``, the peaks start again from here."""
+    figures = HostMemory(*native().host_memory())
+    if reset_peaks:
+        native().reset_host_peaks()
+    return figures
+
+
+def set_pinned_limit(nbytes: int | None) -> None:
+    """Pinning or registering beyond `nbytes` in all fails with RuntimeError; None: no limit.
+
+    Raises:
+        ValueError: a negative limit.
+    """
+    native().set_pinned_limit(_checked_limit(nbytes))
+
+
+def set_capacity(nbytes: int | None, device: torch.device | str | int | None = None) -> None:
+    """Let a device hold at most `nbytes` active bytes; None: no limit.
+
+    Beyond it allocations raise ``torch.OutOfMemoryError``.
+
+    Raises:
+        ValueError: a negative capacity.
+    """
+    native().set_capacity(device_index(device), _checked_limit(nbytes))
+
+
+def device_index(device: torch.device | str | int | None = None) -> int:
+    """The index that `device` means; the current device for None or a device without index.
+
+    Raises:
+        ValueError: a device of another type.
+    """
+    if device is None:
+        return native().current_device()
+    if isinstance(device, int):
+        return device
+    described = torch.device(device)
+    if described.type != "virtual":
+        raise ValueError(f"expected a virtual device, found {str(device)!r}")
+    return native().current_device() if described.index is None else described.index
+
+
+def _checked_limit(nbytes: int | None) -> int | None:
+    if nbytes is not None and nbytes < 0:
+        raise ValueError(f"expected a number of bytes or None, found {nbytes}")
+    return nbytes
