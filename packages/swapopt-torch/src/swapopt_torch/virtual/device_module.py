@@ -31,7 +31,9 @@ class Stream(torch.Stream):
     def __new__(cls, device: Device = None, priority: int = 0, **packed: int) -> Stream:
         if "stream_id" in packed:
             return super().__new__(cls, **packed)
-        return super().__new__(cls, torch.device("virtual", device_index(device)), priority=priority)
+        return super().__new__(
+            cls, torch.device("virtual", device_index(device)), priority=priority
+        )
 
 
 class _EventType(type):
