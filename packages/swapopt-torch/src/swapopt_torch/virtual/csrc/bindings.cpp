@@ -1,4 +1,5 @@
 // What the Python side of the package sees.
+#include <ATen/Context.h>
 #include <c10/core/Allocator.h>
 #include <torch/csrc/utils/pybind.h>
 #include "device_hooks.h"
@@ -26,6 +27,8 @@ void bind_configuration(py::module_& m) {
     world().scheduler.set_device_count(device_count);
     c10::SetAllocator(kVirtual, &device_allocator());
     install_hooks();
+    // Until a device type is initialised torch calls no pointer pinned.
+    at::globalContext().lazyInitDevice(kVirtual);
   });
   m.def("set_profile", [](double h2d, double d2h, double memory, bool full_duplex, bool per_tensor, int64_t issue_ns,
                           int64_t copy_ns, int64_t kernel_ns, int64_t sync_ns, int64_t poll_ns) {

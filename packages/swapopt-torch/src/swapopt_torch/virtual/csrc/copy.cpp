@@ -72,7 +72,7 @@ class CopyCall {
     keep_pinned_until_done(*machine, stream);
     late_copies().run_before({stream, {byte_range(source_), byte_range(destination_)}});
     postponed_ = asynchronous_ && crosses_the_link() && late_copies().enabled;
-    if (postponed_) late_copies().defer(stream, cpu_alias(source_), cpu_alias(destination_));
+    if (postponed_) late_copies().defer(stream, unowned_alias(source_), unowned_alias(destination_));
   }
 
   Work work(const Profile& profile) const {

@@ -47,6 +47,8 @@ at::Tensor cpu_alias(const at::Tensor& tensor) {
   return AliasMap().alias(tensor);
 }
 
+at::Tensor unowned_alias(const at::Tensor& tensor) { return AliasMap().alias(tensor); }
+
 at::Tensor device_tensor_like(const c10::Storage& storage, const at::Tensor& cpu_tensor) {
   return tensor_over(storage, cpu_tensor, c10::DispatchKey::PrivateUse1);
 }

@@ -24,6 +24,7 @@ class AliasMap {
 };
 
 at::Tensor cpu_alias(const at::Tensor& tensor);  // a CPU tensor is returned as it is
+at::Tensor unowned_alias(const at::Tensor& tensor);  // a CPU tensor, too, is only looked at: its memory may go away
 at::Tensor device_tensor_like(const c10::Storage& storage, const at::Tensor& cpu_tensor);
 
 // RuntimeError if resize_(0) took the memory that `tensor` reads or writes.
