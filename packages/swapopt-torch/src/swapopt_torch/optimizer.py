@@ -11,8 +11,10 @@ from typing import Any, NoReturn
 import torch
 
 from swapopt_common import SwapConfigError, SwapOptimizerConfig
+from swapopt_torch import checkpoint
 from swapopt_torch.adapters import make_adapter
 from swapopt_torch.adapters.base import ParamGroup
+from swapopt_torch.checkpoint import StateDict
 from swapopt_torch.engine import SwapEngine
 from swapopt_torch.stats import SwapStats, collect_stats
 
@@ -70,6 +72,8 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         # Optimizer.__init__ would build groups and state of its own; ours are the wrapped one's.
         _refuse_swapped(optimizer)
         self._base = optimizer
+        self._config = config
+        self._synchronous = synchronous
         self._adapter = make_adapter(optimizer, config)
         self._engine = SwapEngine(
             config, packed_by_default=self._adapter.packed_by_default, synchronous=synchronous
@@ -109,6 +113,11 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         """
         self._engine.settle()
         return self._base.state
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        self._base.state = state
+        self._attach()
 
     def synchronize(self) -> None:
         """Block the host until the last step's offloads are done.
@@ -176,6 +185,47 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
             self._attach()
             raise
 
+    def state_dict(self) -> StateDict:
+        """Return a snapshot in torch's format that the wrapped optimizer's class loads, too.
+
+        States are copies in host memory; nothing moves to a device, later steps change nothing
+        in it. Blocks the host until the last step's offloads are done.
+        """
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
+        state_dict = checkpoint.save(self.param_groups, self.state)
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            replaced = post_hook(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
+        return state_dict
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load a checkpoint of this optimizer or of the wrapped one's class.
+
+        Swapped states go straight to host memory, in place where they fit.
+
+        Raises:
+            ValueError: the checkpoint does not fit, or has a setting that cannot be swapped;
+                nothing has changed.
+        """
+        state_dict = state_dict.copy()
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = pre_hook(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
+        self.synchronize()
+        if self._adapter.registration_is_stale():
+            self._attach()
+        state, groups = checkpoint.load(self._adapter, self.param_groups, state_dict)
+        self._base.__setstate__({"state": state, "param_groups": groups})
+        self._attach()
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def __reduce__(self) -> tuple[Callable[..., TorchSwapOptimizer], tuple[object, ...]]:
+        """Copy and pickle as the wrapped optimizer, wrapped again: the copy is pinned anew."""
+        self.synchronize()
+        return _wrap_again, (self._base, self._config, self._synchronous)
+
     def swap_stats(self) -> SwapStats:
         """Return what swaps, what stays and why, and what the last step moved."""
         return collect_stats(self._adapter.units, self._engine)
@@ -207,6 +257,12 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
             "swap_optimizer.",
             stacklevel=4,
         )
+
+
+def _wrap_again(
+    optimizer: torch.optim.Optimizer, config: SwapOptimizerConfig, synchronous: bool
+) -> TorchSwapOptimizer:
+    return TorchSwapOptimizer(optimizer, config, synchronous=synchronous)
 
 
 def _refuse_swapped(optimizer: torch.optim.Optimizer) -> None:

@@ -73,9 +73,12 @@ def _make_slot(
     like = param if tensor is None else tensor
     reason = _selection_reason(key, param, like, config)
     if reason is None:
-        reason = (
-            _future_reason(param) if tensor is None else _existing_reason(tensor, shared_storages)
-        )
+        if tensor is not None and tensor.device == param.device:
+            reason = _existing_reason(tensor, shared_storages)
+        else:
+            # Not there yet; or on the host while its parameter is on a device (just loaded, or
+            # moved by hand), and then it is taken over whatever storage it lies in.
+            reason = _future_reason(param)
     return TorchSlot(
         name=key,
         tensor=tensor,

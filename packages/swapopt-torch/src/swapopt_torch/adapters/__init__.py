@@ -30,7 +30,7 @@ def make_adapter(
             adapter = adapter_class(optimizer, config)
             adapter.validate()
             return adapter
-    supported = ", ".join(adapter_class.serves for adapter_class in _ADAPTERS)
+    supported = ", ".join(sorted(adapter_class.serves for adapter_class in _ADAPTERS))
     raise SwapConfigError(
         f"swap_optimizer got {type(optimizer).__module__}.{type(optimizer).__qualname__}; it "
         f"supports {supported}, and subclasses of them that override neither step nor _init_group."

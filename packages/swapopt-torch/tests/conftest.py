@@ -1,0 +1,66 @@
+"""One device type per process: `pytest --device cuda` runs the same tests on a card."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="virtual", help="device type to run on (default: virtual)")
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(1)
+
+
+def enable_virtual() -> None:
+    """Switch both oracles on: the race detector, collecting, and late copies."""
+    from swapopt_torch import virtual
+
+    try:
+        virtual.enable("h200", device_count=2, races="collect", late_copies=True)
+    except virtual.VirtualUnavailableError:
+        if os.environ.get("SWAPOPT_REQUIRE_VIRTUAL") == "1":
+            raise
+        pytest.skip("the virtual accelerator needs a C++ compiler")
+
+
+@pytest.fixture(scope="session")
+def device_type(request: pytest.FixtureRequest) -> str:
+    return str(request.config.getoption("--device"))
+
+
+@pytest.fixture
+def device(device_type: str) -> torch.device:
+    """The last device of the type, while the first one is current, where there are two."""
+    if device_type == "virtual":
+        enable_virtual()
+    module = torch.get_device_module(device_type)
+    module.set_device(0)
+    return torch.device(device_type, module.device_count() - 1)
+
+
+@pytest.fixture(autouse=True)
+def both_oracles(request: pytest.FixtureRequest, device_type: str) -> Iterator[None]:
+    """Detector and late copies on, every test starts and ends without a race."""
+    if device_type != "virtual":
+        yield
+        return
+    from swapopt_torch import virtual
+
+    enable_virtual()
+    virtual.races()
+    yield
+    torch.virtual.synchronize(0)
+    torch.virtual.synchronize(1)
+    found = virtual.races()
+    assert not found, "\n".join(map(str, found))
+
+
+@pytest.fixture(params=[True, False], ids=["packed", "per_tensor"])
+def packed(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
