@@ -44,15 +44,17 @@ def imports_of(source: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = source.parents[node.level - 1].relative_to(source_root(source)).parts
-            prefix = list(above) if node.level else []
-            module = ".".join([*prefix, *([node.module] if node.module else [])])
+            module = ".".join([*package_above(source, node.level), *filter(None, [node.module])])
             yield module
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def source_root(source: Path) -> Path:
-    return next(folder for folder in source.parents if folder.name == "src")
+def package_above(source: Path, level: int) -> tuple[str, ...]:
+    """Return the package that so many leading dots stand for; no dots, no package."""
+    if level == 0:
+        return ()
+    root = next(folder for folder in source.parents if folder.name == "src")
+    return source.parents[level - 1].relative_to(root).parts
 
 
 def module_name(source: Path, package: Path) -> str:
