@@ -13,7 +13,7 @@ TORCH = PACKAGES / "swapopt-torch" / "src" / "swapopt_torch"
 
 # The modules of swapopt_torch from the bottom up: each may import those of earlier floors only.
 FLOORS = [
-    {"streams", "host_memory"},
+    {"streams", "host_memory", "guard"},
     {"layout"},
     {"residency", "movement", "stats"},
     {"per_tensor", "packed"},

@@ -120,7 +120,9 @@ class SwapEngine:
         logger.info("%s", self.describe())
 
     def _admit(self, units: Sequence[TorchUnit]) -> None:
-        slots = self.layout.materialise(units)
+        self.layout.materialise(units)
+        # Not in their mirrors yet: states just given one, and states put in place of ours.
+        slots = [s for u in units for s in u.swapped() if s.tensor is not s.cpu_tensor]
         existing = [(slot, slot.tensor) for slot in slots if slot.tensor is not None]
         for slot in slots:
             slot.tensor = slot.cpu_tensor

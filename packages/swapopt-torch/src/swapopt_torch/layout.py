@@ -136,13 +136,10 @@ class SwapLayout:
         largest = max(sum(u.swappable_nbytes for u in batch.units) for batch in self.batches)
         self._append(_fewest_batches(units, largest))
 
-    def materialise(self, units: Sequence[TorchUnit]) -> list[TorchSlot]:
+    def materialise(self, units: Sequence[TorchUnit]) -> None:
         """Give swapped states of planned units that have none host memory.
 
         They lie, as zeros, in one region per dtype, in the order of the units.
-
-        Returns:
-            The slots that were given memory.
 
         Raises:
             HostMemoryError: no memory; nothing has changed.
@@ -156,7 +153,6 @@ class SwapLayout:
         for unit, _ in wanting:
             assert unit.batch is not None, "planned before it is materialised"
             unit.batch.materialised += 1
-        return [slot for _, slot in wanting]
 
     def _append(self, runs: Iterable[list[TorchUnit]]) -> None:
         for run in runs:

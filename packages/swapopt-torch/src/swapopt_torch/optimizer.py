@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from swapopt_common import SwapConfigError, SwapOptimizerConfig
-from swapopt_torch import checkpoint
+from swapopt_torch import checkpoint, guard
 from swapopt_torch.adapters import make_adapter
 from swapopt_torch.adapters.base import ParamGroup
 from swapopt_torch.checkpoint import StateDict
 from swapopt_torch.engine import SwapEngine
 from swapopt_torch.stats import SwapStats, collect_stats
-
-_swapped_bases: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 def swap_optimizer(
@@ -70,7 +67,7 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         synchronous: bool = False,
     ) -> None:
         # Optimizer.__init__ would build groups and state of its own; ours are the wrapped one's.
-        _refuse_swapped(optimizer)
+        guard.refuse_swapped(optimizer)
         self._base = optimizer
         self._config = config
         self._synchronous = synchronous
@@ -81,7 +78,9 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         self._attach()
         self._share_hooks()
         self._patch_step_function()
-        _take_step_away(optimizer)
+        self._base_step = guard.take_step_away(optimizer)
+        self._unswapped = False
+        guard.mark_swapped(self)
         if config.include_master_params:
             warnings.warn(
                 "swapopt: include_master_params=True has no effect on torch optimizers: only "
@@ -89,6 +88,28 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
                 stacklevel=3,
             )
         self._warn_if_nothing_swaps()
+
+    def unswap(self) -> torch.optim.Optimizer:
+        """Undo the swapping: return the wrapped optimizer, its states on their devices.
+
+        The copies run on the caller's current stream. This object must not be stepped afterwards.
+
+        Raises:
+            torch.OutOfMemoryError: the states do not fit; they stay swapped.
+        """
+        self._check_not_unswapped()
+        self.synchronize()
+        self._adapter.restore_states()
+        guard.give_step_back(self._base, self._base_step)
+        self._unswapped = True
+        return self._base
+
+    def _check_not_unswapped(self) -> None:
+        if self._unswapped:
+            raise RuntimeError(
+                "unswap() gave this optimizer's states back to the one it wrapped: step that one, "
+                "or wrap it again."
+            )
 
     @property
     def param_groups(self) -> list[ParamGroup]:
@@ -105,7 +126,12 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         return self._base.defaults
 
     @property
-    def state(self) -> defaultdict[torch.Tensor, Any]:  # type: ignore[override]
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch's GradScaler asks: whether the update unscales gradients by itself."""
+        return bool(getattr(self._base, "_step_supports_amp_scaling", False))
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
         """The wrapped optimizer's state, complete: swapped states are their host mirrors.
 
         Blocks the host until the last step's offloads are done, and not at all if they are.
@@ -142,6 +168,7 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
                 gradient is sparse; nothing has moved.
             SwapStepError: something failed after some parameters had been updated.
         """
+        self._check_not_unswapped()
         if closure is not None:
             raise SwapConfigError(
                 f"step() of a swapped optimizer takes no closure, but got {closure!r}: the states "
@@ -149,12 +176,19 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
             )
         with torch.no_grad():
             self._step()
+        # What torch's schedulers look at to warn of a step() that was never called; one that was
+        # made before wrapping looks at the wrapped optimizer.
+        self._base._opt_called = True  # type: ignore[attr-defined]
 
     def _step(self) -> None:
         adapter, engine = self._adapter, self._engine
+        adapter.prepare_step()
         if adapter.registration_is_stale():
             self._attach()
-        adapter.prepare_step()
+            adapter.prepare_step()
+        # torch's GradScaler sets these on the optimizer it steps, and deletes them afterwards.
+        adapter.grad_scale = getattr(self, "grad_scale", None)
+        adapter.found_inf = getattr(self, "found_inf", None)
         try:
             newcomers = adapter.newcomers()
             if newcomers:
@@ -263,22 +297,3 @@ def _wrap_again(
     optimizer: torch.optim.Optimizer, config: SwapOptimizerConfig, synchronous: bool
 ) -> TorchSwapOptimizer:
     return TorchSwapOptimizer(optimizer, config, synchronous=synchronous)
-
-
-def _refuse_swapped(optimizer: torch.optim.Optimizer) -> None:
-    if is_swap_optimizer(optimizer) or optimizer in _swapped_bases:
-        raise SwapConfigError(
-            f"This {type(optimizer).__name__} is swapped already; wrap an optimizer once, and use "
-            "the optimizer that swap_optimizer returned."
-        )
-
-
-def _take_step_away(optimizer: torch.optim.Optimizer) -> None:
-    def refuse(*_: object, **__: object) -> NoReturn:
-        raise RuntimeError(
-            "This optimizer's states are swapped to the host: call step() on the optimizer that "
-            "swap_optimizer returned, not on the one that was wrapped."
-        )
-
-    _swapped_bases.add(optimizer)
-    optimizer.step = refuse  # type: ignore[method-assign]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -36,15 +37,26 @@ def make_slots(
     slots = []
     for key in keys:
         tensor, old = state.get(key), known.get(key)
-        if old is not None and _still_holds(old, tensor, param):
-            slots.append(old)
+        if old is not None and old.region is not None and _fits(old, tensor, param):
+            slots.append(old if tensor is old.cpu_tensor else _refilled(old, tensor))
         else:
             slots.append(_make_slot(param, key, tensor, config, shared_storages))
     return slots
 
 
-def _still_holds(slot: TorchSlot, tensor: torch.Tensor | None, param: torch.Tensor) -> bool:
-    return slot.region is not None and slot.cpu_tensor is tensor and slot.device == param.device
+def _fits(slot: TorchSlot, tensor: torch.Tensor | None, param: torch.Tensor) -> bool:
+    """Say whether a state fits the host memory that its slot has."""
+    return (
+        tensor is not None
+        and slot.device == param.device
+        and slot.dtype == tensor.dtype
+        and slot.shape == tensor.shape
+    )
+
+
+def _refilled(slot: TorchSlot, tensor: torch.Tensor | None) -> TorchSlot:
+    """Return a slot over the same host memory for a state that somebody put in its place."""
+    return replace(slot, tensor=tensor, state=SlotState.DEVICE, event=None, device_tensor=None)
 
 
 def find_shared_storages(states: Sequence[Mapping[str, object]]) -> frozenset[int]:

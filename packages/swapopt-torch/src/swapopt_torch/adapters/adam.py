@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
+from torch.optim import adam as torch_adam
 
-from swapopt_torch.adapters.base import TorchAdamBaseAdapter
+from swapopt_torch.adapters.base import ParamGroup, TorchAdamBaseAdapter, state_tensors
+from swapopt_torch.layout import TorchUnit
 
 _HOOKED_STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
 
@@ -22,11 +25,55 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
         if not isinstance(optimizer, cls.optimizer_class):
             return False
         kind = type(optimizer)
-        same_step = _own_step(kind) is _own_step(torch.optim.Adam)
+        same_step = own_step(kind) is own_step(torch.optim.Adam)
         return same_step and kind._init_group is torch.optim.Adam._init_group
 
+    def begin_state(self, unit: TorchUnit, group: ParamGroup) -> None:
+        """Make the step counter where torch keeps it.
 
-def _own_step(kind: type) -> object:
+        The fused kernel reads it on the device; the loop reads it on the host, where that costs
+        nothing.
+        """
+        state = self._optimizer.state[unit.param]
+        if group["fused"]:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=unit.device)
+            return
+        default = torch.get_default_dtype()
+        dtype = default if default == torch.float64 else torch.float32
+        state["step"] = torch.tensor(0.0, dtype=dtype, device="cpu")
+
+    def update(self, group: ParamGroup, units: Sequence[TorchUnit]) -> None:
+        """Call torch's functional Adam; it advances the step counters."""
+        amsgrad = group["amsgrad"]
+        beta1, beta2 = group["betas"]
+        states = self._optimizer.state
+        torch_adam.adam(
+            [unit.param for unit in units],
+            [unit.grad for unit in units if unit.grad is not None],
+            state_tensors(units, 0),
+            state_tensors(units, 1),
+            state_tensors(units, 2) if amsgrad else [],
+            [states[unit.param]["step"] for unit in units],
+            # None means torch's own choice, which is foreach: here it means one tensor at a time.
+            foreach=False,
+            fused=bool(group["fused"]),
+            capturable=False,
+            differentiable=False,
+            grad_scale=self.grad_scale,
+            found_inf=self.found_inf,
+            has_complex=any(unit.param.is_complex() for unit in units),
+            amsgrad=amsgrad,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+            decoupled_weight_decay=group["decoupled_weight_decay"],
+        )
+
+
+def own_step(kind: type) -> object:
     """Return the step function of an optimizer class without the wrapper torch puts around it.
 
     Judged by the class, so that a scheduler's patch on an instance is no override; and by the

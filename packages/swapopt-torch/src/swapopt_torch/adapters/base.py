@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, ClassVar, TypeAlias
 
 import torch
-from torch.optim import adam as torch_adam
 
 from swapopt_common import OptimizerSwapAdapter, SwapConfigError, SwapOptimizerConfig
-from swapopt_torch.layout import TorchUnit
+from swapopt_torch.layout import TorchSlot, TorchUnit
 from swapopt_torch.residency import find_shared_storages, make_slots
 
 # torch's own type of a group: hyperparameters of any kind under their names.
@@ -21,16 +21,20 @@ _AMSGRAD_KEYS = (*_MOMENT_KEYS, "max_exp_avg_sq")
 
 
 class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit]):
-    """Adam with or without decoupled weight decay, AMSGrad, and the fused kernel.
+    """Adam with or without decoupled weight decay and AMSGrad: its parameters as units.
 
     Args:
         optimizer: the optimizer to serve; its groups and state stay its own.
         config: what the user wants swapped.
+
+    Attributes:
+        units: one per parameter, in the optimizer's order.
+        grad_scale, found_inf: what a GradScaler gave for this step, each one element on a device.
     """
 
     serves: ClassVar[str]
     """How messages call the optimizer class."""
-    refused_flags: ClassVar[tuple[str, ...]]
+    refused_flags: ClassVar[tuple[str, ...]] = ()
     """Settings of a group that must not be True."""
     packed_by_default: ClassVar[bool] = True
 
@@ -40,17 +44,26 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
         self._active: list[TorchUnit] = []
         self._registered: tuple[tuple[int, bool], ...] = ()
         self.units: list[TorchUnit] = []
+        self.grad_scale: torch.Tensor | None = None
+        self.found_inf: torch.Tensor | None = None
+
+    @abstractmethod
+    def begin_state(self, unit: TorchUnit, group: ParamGroup) -> None:
+        """Put what torch keeps beside the moments into the state of a first gradient."""
+
+    @abstractmethod
+    def update(self, group: ParamGroup, units: Sequence[TorchUnit]) -> None:
+        """Call the optimizer's functional update on units of one group."""
 
     def validate(self) -> None:
         """Refuse groups and state keys that cannot be served."""
-        groups = self._groups
-        for index, group in enumerate(groups):
+        for index, group in enumerate(self._groups):
             self.refuse_group(group, f"param group {index}")
         for key in self._config.state_keys or ():
-            if not any(key in _state_keys(group) for group in groups):
+            if not any(key in _state_keys(group) for group in self._groups):
                 raise SwapConfigError(
                     f"state_keys names {key!r}, which no parameter group of this {self.serves} "
-                    f"has. It has {', '.join(_all_state_keys(groups))}"
+                    f"has. It has {', '.join(_all_state_keys(self._groups))}"
                     f"{_MISSING_KEY_HINTS.get(key, '')}."
                 )
 
@@ -67,7 +80,8 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
         """Make a unit for every parameter from the groups and the state as they are now.
 
         Raises:
-            SwapConfigError: a parameter has some of the states its update needs, but not all.
+            SwapConfigError: a parameter has some of the states its update needs but not all, or
+                has one that cannot swap on another device.
         """
         states = self._optimizer.state
         known = {unit.param: {slot.name: slot for slot in unit.slots} for unit in self.units}
@@ -81,6 +95,7 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
             keys = _state_keys(group)
             _check_complete(state, keys, name)
             slots = make_slots(param, keys, state, self._config, shared, known.get(param, {}))
+            _check_devices(param, slots, name)
             units.append(
                 TorchUnit(
                     adapter_index=index,
@@ -96,9 +111,15 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
         return units
 
     def registration_is_stale(self) -> bool:
-        """Say whether what `register_units` found has changed: groups, AMSGrad, devices."""
+        """Say whether what `register_units` found has been changed by others since.
+
+        Groups that gained parameters or switched AMSGrad, models that moved, states that were put
+        in place of ours or taken away; the last two for the parameters of this step.
+        """
+        states = self._optimizer.state
         return self._signature() != self._registered or any(
-            unit.param.device != unit.device for unit in self.units
+            unit.param.device != unit.device or not _state_is_ours(unit, states.get(unit.param))
+            for unit in self._active
         )
 
     def prepare_step(self) -> None:
@@ -134,9 +155,8 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
 
         Swapped ones are the host mirrors; the others are zeros on the parameter's device.
         """
-        group = self._groups[unit.adapter_index]
         state = self._optimizer.state[unit.param]
-        state["step"] = self._first_step(unit.param, group)
+        self.begin_state(unit, self._groups[unit.adapter_index])
         for slot in unit.slots:
             if not slot.swappable:
                 slot.tensor = torch.zeros_like(unit.param, memory_format=torch.preserve_format)
@@ -150,10 +170,21 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
             for slot in unit.swapped():
                 state[slot.name] = slot.cpu_tensor
 
+    def restore_states(self) -> None:
+        """Put device tensors with the mirrors' values into the optimizer's state, for good."""
+        restored = [
+            (unit, slot, slot.cpu_tensor.to(slot.device))
+            for unit in self.units
+            for slot in unit.swapped()
+            if slot.cpu_tensor is not None
+        ]
+        for unit, slot, tensor in restored:
+            self._optimizer.state[unit.param][slot.name] = tensor
+
     def step_batch(self, batch: Sequence[TorchUnit]) -> None:
         """Update a batch with one functional call per parameter group in it."""
         for index, units in groupby(batch, key=lambda unit: unit.adapter_index):
-            self._update(self._groups[index], list(units))
+            self.update(self._groups[index], list(units))
 
     def finish_step(self) -> None:
         """Do nothing: torch's Adam keeps nothing that belongs to the whole step."""
@@ -163,42 +194,6 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
         for unit in self._active:
             unit.grad = None
         self._active = []
-
-    def _update(self, group: ParamGroup, units: Sequence[TorchUnit]) -> None:
-        amsgrad = group["amsgrad"]
-        beta1, beta2 = group["betas"]
-        states = self._optimizer.state
-        torch_adam.adam(
-            [unit.param for unit in units],
-            [unit.grad for unit in units if unit.grad is not None],
-            [_tensor(unit, 0) for unit in units],
-            [_tensor(unit, 1) for unit in units],
-            [_tensor(unit, 2) for unit in units] if amsgrad else [],
-            [states[unit.param]["step"] for unit in units],
-            # None means torch's own choice, which is foreach: here it means one tensor at a time.
-            foreach=False,
-            fused=bool(group["fused"]),
-            capturable=False,
-            differentiable=False,
-            has_complex=any(unit.param.is_complex() for unit in units),
-            amsgrad=amsgrad,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=group["maximize"],
-            decoupled_weight_decay=group["decoupled_weight_decay"],
-        )
-
-    def _first_step(self, param: torch.Tensor, group: ParamGroup) -> torch.Tensor:
-        # As torch keeps it: the fused kernel reads the counter on the device, the loop on the
-        # host, where reading it costs nothing.
-        if group["fused"]:
-            return torch.zeros((), dtype=torch.float32, device=param.device)
-        default = torch.get_default_dtype()
-        dtype = default if default == torch.float64 else torch.float32
-        return torch.tensor(0.0, dtype=dtype)
 
     def _signature(self) -> tuple[tuple[int, bool], ...]:
         return tuple((len(group["params"]), bool(group["amsgrad"])) for group in self._groups)
@@ -236,7 +231,23 @@ def _param_name(group: ParamGroup, index: int, position: int) -> str:
     return str(names[position]) if names else f"param_groups[{index}]['params'][{position}]"
 
 
-def _tensor(unit: TorchUnit, position: int) -> torch.Tensor:
-    tensor = unit.slots[position].tensor
-    assert tensor is not None, "a state exists before its parameter is updated"
-    return tensor
+def _check_devices(param: torch.Tensor, slots: Sequence[TorchSlot], name: str) -> None:
+    for slot in slots:
+        if slot.swappable or slot.tensor is None or slot.tensor.device == param.device:
+            continue
+        raise SwapConfigError(
+            f"{slot.name} of {name} is on {slot.tensor.device} and does not swap "
+            f"({slot.resident_reason}); its update needs it on {param.device}. Move it there."
+        )
+
+
+def _state_is_ours(unit: TorchUnit, state: Mapping[str, object] | None) -> bool:
+    if not state:
+        return not unit.has_state
+    return unit.has_state and all(state.get(slot.name) is slot.tensor for slot in unit.slots)
+
+
+def state_tensors(units: Sequence[TorchUnit], position: int) -> list[torch.Tensor]:
+    """Return one state of every unit, as the update is to see it: the one at ``position``."""
+    tensors = [unit.slots[position].tensor for unit in units]
+    return [tensor for tensor in tensors if tensor is not None]
