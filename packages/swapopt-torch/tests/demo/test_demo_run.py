@@ -13,6 +13,7 @@ from matplotlib import image
 from rich.console import Console
 
 from swapopt_torch import cli
+from swapopt_torch.demo import accelerator
 from swapopt_torch.demo import main as demo_main
 from swapopt_torch.demo.accelerator import CardAccelerator
 from swapopt_torch.demo.settings import DemoSettings, parse_model_size
@@ -62,6 +63,8 @@ def test_it_says_where_it_runs_and_what_it_found(done: Done) -> None:
     for line in ("Device memory, peak", "Host memory, pinned", "Share of transfer time hidden"):
         assert line in done.output
     assert "nvidia-smi" not in done.output
+    for run in RUNS:
+        assert f"{run:<10}  step    3 of 6  loss" in done.output
 
 
 def test_it_writes_the_report(done: Done) -> None:
@@ -170,6 +173,25 @@ def test_a_run_that_differs_is_named_and_fails(
     (_, per_tensor, packed) = json.loads((tmp_path / "report.json").read_text())["rows"]
     assert (per_tensor["equal_to_native"], packed["equal_to_native"]) == ("yes", "no")
     assert packed["differences"] == ["losses"]
+
+
+def test_the_way_of_a_card_leads_through(
+    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The virtual accelerator stands in for a card: wall time, events around every operator.
+    monkeypatch.setattr(accelerator, "_find_card", lambda: torch.device(device.type, 0))
+    settings = DemoSettings(
+        steps=5, swap_times=4, model_size=parse_model_size(SIZE), output=tmp_path
+    )
+    output = io.StringIO()
+    console = Console(file=output, width=80, force_terminal=True)
+    assert demo_main.run_demo(settings, console) is True
+    assert "torch finds it" in output.getvalue()
+    assert "caching allocator" in output.getvalue()
+    assert not torch.are_deterministic_algorithms_enabled()
+    rows = json.loads((tmp_path / "report.json").read_text())["rows"]
+    assert rows[2]["pinned_nbytes"] == rows[2]["h2d_nbytes"] > 0
+    assert rows[2]["transfer_seconds"] > 0
 
 
 def test_a_card_is_told_why_its_tool_shows_no_saving(device: torch.device) -> None:

@@ -191,8 +191,9 @@ def _mark_tail(axes: Axes, items: Sequence[StepRow]) -> None:
         axes.axvspan(updated * 1e3, done * 1e3, color=PALE, alpha=0.8, linewidth=0, zorder=0)
         axes.annotate(
             f"tail: {(done - updated) * 1e3:.2f} ms,\nbeside the\nnext forward",
-            (1.01, 0.5),
-            xycoords="axes fraction",
+            (done * 1e3, list(LANES).index("compute")),
+            xytext=(8, 0),
+            textcoords="offset points",
             va="center",
             fontsize=8.5,
             annotation_clip=False,

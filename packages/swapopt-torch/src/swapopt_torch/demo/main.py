@@ -9,22 +9,15 @@ from typing import Protocol, cast
 
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from swapopt_torch.demo import figures, report
 from swapopt_torch.demo.accelerator import Accelerator, choose_accelerator
 from swapopt_torch.demo.corpus import read_corpus
 from swapopt_torch.demo.model import ByteGPT
+from swapopt_torch.demo.progress import show_progress
 from swapopt_torch.demo.results import ResultRow, RunKind, RunResult, compare
 from swapopt_torch.demo.settings import MODEL_SIZES, DemoSettings, ModelSize
-from swapopt_torch.demo.table import NOTHING, mib, notes, result_table, verdict
+from swapopt_torch.demo.table import mib, notes, result_table, verdict
 from swapopt_torch.demo.training import train
 
 
@@ -88,29 +81,12 @@ def _train_all(
     corpus: torch.Tensor,
     console: Console,
 ) -> list[RunResult]:
-    """Run native, per-tensor and packed one after another, with a progress bar for each."""
-    progress = Progress(
-        TextColumn("{task.description:<10}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}"),
-        TimeElapsedColumn(),
-        console=console,
-    )
+    """Run native, per-tensor and packed, one after another."""
     results: list[RunResult] = []
-    with progress:
-        tasks = {
-            kind: progress.add_task(kind.value, total=settings.steps, loss=NOTHING, start=False)
-            for kind in RunKind
-        }
-        for kind, task in tasks.items():
-            progress.start_task(task)
-
-            def report_step(loss: float, task: TaskID = task) -> None:
-                progress.update(task, advance=1, loss=f"{loss:.4f}")
-
-            results.append(train(kind, settings, size, accelerator, corpus, report_step))
-            progress.stop_task(task)
+    with show_progress(console, settings.steps) as progress:
+        for kind in RunKind:
+            progress.begin(kind)
+            results.append(train(kind, settings, size, accelerator, corpus, progress.step))
     return results
 
 

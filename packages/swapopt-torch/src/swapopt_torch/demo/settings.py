@@ -55,7 +55,7 @@ _DIMENSIONS = tuple(item.name for item in fields(ModelSize))
 
 MODEL_SIZES: Mapping[str, ModelSize] = {
     "tiny": ModelSize(layers=2, width=64, heads=2, context=64, batch=4),
-    "small": ModelSize(layers=4, width=512, heads=8, context=64, batch=6),
+    "small": ModelSize(layers=4, width=512, heads=8, context=32, batch=12),
     "medium": ModelSize(layers=12, width=768, heads=12, context=256, batch=8),
 }
 
@@ -95,7 +95,7 @@ class DemoSettings:
         seed: of the parameters and of the order of the data.
     """
 
-    steps: int = 50
+    steps: int = 40
     model_size: ModelSize | None = None
     swap_times: int = 16
     profile: str | None = None

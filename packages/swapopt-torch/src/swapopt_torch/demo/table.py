@@ -18,8 +18,8 @@ NOTHING = "-"
 HIDDEN_SHARE_DEFINITION = (
     "Share of transfer time hidden = 1 - (optimizer step - native optimizer step) / transfer "
     "time, where transfer time is what the step's copies take by themselves, both directions "
-    "added up. 100 %: the step takes no longer than the native one. Both directions run at the "
-    "same time, which hides up to half of it; more takes longer updates."
+    "added up. 100 %: the step takes no longer than the native one. On a full-duplex link the two "
+    "directions hide up to half of it behind each other; hiding more takes longer updates."
 )
 TAIL_DEFINITION = (
     "An optimizer step is timed from an idle device to an idle device, so it includes its tail, "
