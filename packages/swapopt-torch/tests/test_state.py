@@ -166,7 +166,7 @@ def test_checkpoint_roundtrip(device: torch.device, packed: bool, fused: bool) -
 def test_loading_in_place_keeps_the_host_memory(device: torch.device, packed: bool) -> None:
     parameters, optimizer = make(device, packed)
     train(parameters, optimizer, 2)
-    saved = optimizer.state_dict()
+    saved = copy.deepcopy(optimizer.state_dict())
     addresses = [state["exp_avg"].data_ptr() for state in optimizer.state.values()]
     train(parameters, optimizer, 2)
     optimizer.load_state_dict(saved)

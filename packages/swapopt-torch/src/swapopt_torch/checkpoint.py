@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, TypeAlias
 
@@ -18,12 +18,18 @@ ParamState: TypeAlias = dict[str, Any]
 OptimizerState: TypeAlias = "defaultdict[torch.Tensor, ParamState]"
 
 
-def save(groups: Sequence[ParamGroup], state: Mapping[torch.Tensor, ParamState]) -> StateDict:
-    """Return a snapshot: parameters by number, states as copies in host memory.
+def save(
+    groups: Sequence[ParamGroup],
+    state: Mapping[torch.Tensor, ParamState],
+    lend: Callable[[torch.Tensor], torch.Tensor | None],
+) -> StateDict:
+    """Return a snapshot: parameters by number, states in host memory.
 
     Args:
         groups: the parameter groups; hyperparameters are copied.
         state: the optimizer's state, its offloads complete.
+        lend: returns a tensor over a host mirror's memory that stays as it is, and None for a
+            tensor that is no host mirror, which is then copied.
     """
     numbers: dict[torch.Tensor, int] = {}
     for group in groups:
@@ -31,7 +37,9 @@ def save(groups: Sequence[ParamGroup], state: Mapping[torch.Tensor, ParamState])
             numbers.setdefault(param, len(numbers))
     return {
         "state": {
-            numbers.get(param, param): {key: _snapshot(value) for key, value in entries.items()}
+            numbers.get(param, param): {
+                key: _snapshot(value, lend) for key, value in entries.items()
+            }
             for param, entries in state.items()
         },
         "param_groups": [
@@ -42,9 +50,12 @@ def save(groups: Sequence[ParamGroup], state: Mapping[torch.Tensor, ParamState])
     }
 
 
-def _snapshot(value: object) -> object:
+def _snapshot(value: object, lend: Callable[[torch.Tensor], torch.Tensor | None]) -> object:
     if not isinstance(value, torch.Tensor):
         return deepcopy(value)
+    lent = lend(value)
+    if lent is not None:
+        return lent
     if value.dim() == 0:
         return value.detach().clone()
     return value.detach().to("cpu", copy=True)
@@ -121,7 +132,8 @@ def _place(
     dtype = param.dtype if param.is_floating_point() else value.dtype
     if slot is None or not slot.swappable:
         return value.to(param.device, dtype, copy=True)
-    if slot.cpu_tensor is not None and slot.dtype == dtype:
+    in_place = slot.region is not None and not slot.region.is_lent and slot.dtype == dtype
+    if in_place and slot.cpu_tensor is not None:
         return slot.cpu_tensor.copy_(value)
     return value.to("cpu", dtype)
 

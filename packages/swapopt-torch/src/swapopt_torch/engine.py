@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import logging
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from swapopt_common import SlotState, SwapConfigError, SwapOptimizerConfig, move_slots
+from swapopt_torch.host_memory import HostRegion, allocate_region
 from swapopt_torch.layout import Batch, SwapLayout, TorchSlot, TorchUnit
-from swapopt_torch.movement import BatchEvents, DevicePart, Movement, StepBatch
+from swapopt_torch.movement import (
+    STAY,
+    BatchEvents,
+    DevicePart,
+    Movement,
+    RegionMoves,
+    StepBatch,
+)
 from swapopt_torch.packed import PackedMovement
 from swapopt_torch.per_tensor import PerTensorMovement
 from swapopt_torch.pipeline import PipelineSwapRuntime, offload_states
@@ -36,6 +45,8 @@ class SwapEngine:
         self._packed = packed_by_default if config.packed_swap is None else config.packed_swap
         self._synchronous = synchronous
         self._movement: Movement | None = None
+        # Weak: memory that no slot lives in any more goes when the last snapshot of it goes.
+        self._lent: weakref.WeakSet[HostRegion] = weakref.WeakSet()
         self._events: dict[tuple[Batch, torch.device], BatchEvents] = {}
         self._whole_parts: dict[Batch, tuple[int, list[DevicePart]]] = {}
         self.layout = SwapLayout(config.swap_times, packed=self._packed)
@@ -163,7 +174,38 @@ class SwapEngine:
         if self.runtime is None:
             step_batch(units)
         else:
-            self.runtime.run_pipeline(self._step_batches(units), step_batch)
+            moved = self._regions_to_spare(units) if self._lent else STAY
+            self.runtime.run_pipeline(self._step_batches(units), step_batch, moved)
+
+    def lend(self, slot: TorchSlot) -> torch.Tensor:
+        """Return a tensor over a state's host memory that no later step changes.
+
+        While its storage lives, offloads go to fresh memory instead (copy on write).
+        """
+        assert slot.region is not None, "only a materialised state has host memory to lend"
+        self._lent.add(slot.region)
+        return slot.region.lend(slot.host_offset, slot.shape)
+
+    @property
+    def has_lent(self) -> bool:
+        """Whether a snapshot over the host memory may be alive."""
+        return bool(self._lent)
+
+    def _regions_to_spare(self, units: Sequence[TorchUnit]) -> RegionMoves:
+        """Return fresh regions for those of the units' states that live snapshots lie in.
+
+        Raises:
+            HostMemoryError: no memory for both; nothing has changed.
+        """
+        written = {slot.region for unit in units for slot in unit.swapped()}
+        device = next(iter(self.layout.devices))
+        moved = {}
+        for region in list(self._lent):
+            if not region.is_lent:
+                self._lent.discard(region)
+            elif region in written:
+                moved[region] = allocate_region(region.flat.dtype, region.flat.numel(), device)
+        return moved
 
     def settle(self) -> None:
         """Block the host until all offloads are complete: the mirrors can be read."""
@@ -197,10 +239,10 @@ class SwapEngine:
     def _parts(self, batch: Batch, units: list[TorchUnit]) -> list[DevicePart]:
         if len(units) < len(batch.units):
             return self._make_parts(batch, units)
-        materialised, parts = self._whole_parts.get(batch, (-1, []))
-        if materialised != batch.materialised:
+        version, parts = self._whole_parts.get(batch, (-1, []))
+        if version != batch.version:
             parts = self._make_parts(batch, units)
-            self._whole_parts[batch] = batch.materialised, parts
+            self._whole_parts[batch] = batch.version, parts
         return parts
 
     def _make_parts(self, batch: Batch, units: list[TorchUnit]) -> list[DevicePart]:

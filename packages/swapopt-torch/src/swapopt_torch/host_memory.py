@@ -9,9 +9,11 @@ are born there without being written. Elsewhere a region is one pinned allocatio
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
+import weakref
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -28,10 +30,8 @@ class _Registrar(NamedTuple):
     synchronize: Callable[[], None]
 
 
-class _WritableBuffer(Protocol):
-    """What `torch.frombuffer` takes; a host mirror keeps it, and so the memory, alive."""
-
-    def __len__(self) -> int: ...
+# What torch.frombuffer takes; a host mirror keeps it, and so the memory, alive.
+_Buffer: TypeAlias = "mmap.mmap | ctypes.Array[ctypes.c_char]"
 
 
 class _HeldBytes:
@@ -89,14 +89,14 @@ def _registrar(device: torch.device) -> _Registrar | None:
     return None
 
 
-def _registered_buffer(nbytes: int, registrar: _Registrar) -> _WritableBuffer:
+def _registered_buffer(nbytes: int, registrar: _Registrar) -> _Buffer:
     pages = -(-nbytes // mmap.PAGESIZE)
     mapping = _RegisteredMapping(-1, pages * mmap.PAGESIZE)
     mapping.pin(registrar)
     return mapping
 
 
-def _allocated_buffer(nbytes: int) -> _WritableBuffer:
+def _allocated_buffer(nbytes: int) -> _Buffer:
     memory = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
     buffer = (ctypes.c_char * nbytes).from_address(memory.data_ptr())
     buffer._owner = memory  # type: ignore[attr-defined]  # keeps the pinned block alive
@@ -111,8 +111,9 @@ class HostRegion:
             from and to. Its memory lives as long as the region or any mirror over it.
     """
 
-    def __init__(self, buffer: _WritableBuffer, dtype: torch.dtype, numel: int) -> None:
+    def __init__(self, buffer: _Buffer, dtype: torch.dtype, numel: int) -> None:
         self._buffer = buffer
+        self._lent: weakref.ref[ctypes.Array[ctypes.c_char]] | None = None
         self.flat = torch.frombuffer(buffer, dtype=dtype, count=numel)
 
     def mirror(self, host_offset: int, shape: tuple[int, ...]) -> torch.Tensor:
@@ -124,13 +125,33 @@ class HostRegion:
             host_offset: offset of its first element, in elements.
             shape: its shape; it is contiguous.
         """
-        numel = 1
-        for extent in shape:
-            numel *= extent
+        return self._tensor_over(self._buffer, host_offset, shape)
+
+    def lend(self, host_offset: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return another tensor over a mirror's memory, for a snapshot.
+
+        As long as its storage lives, `is_lent` is true, and nobody may write to the region.
+        """
+        lent = self._lent() if self._lent is not None else None
+        if lent is None:
+            nbytes = self.flat.nbytes
+            lent = (ctypes.c_char * nbytes).from_buffer(self._buffer)
+            self._lent = weakref.ref(lent)
+        return self._tensor_over(lent, host_offset, shape)
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether a snapshot over this region is alive."""
+        return self._lent is not None and self._lent() is not None
+
+    def _tensor_over(
+        self, buffer: _Buffer, host_offset: int, shape: tuple[int, ...]
+    ) -> torch.Tensor:
         dtype = self.flat.dtype
-        return torch.frombuffer(
-            self._buffer, dtype=dtype, count=numel, offset=host_offset * dtype.itemsize
-        ).view(shape)
+        offset_bytes = host_offset * dtype.itemsize
+        numel = math.prod(shape)
+        flat = torch.frombuffer(buffer, dtype=dtype, count=numel, offset=offset_bytes)
+        return flat.view(shape)
 
 
 def allocate_region(dtype: torch.dtype, numel: int, device: torch.device) -> HostRegion:

@@ -63,11 +63,13 @@ class Batch:
 
     Attributes:
         units: its units, in the optimizer's order, whether they have a gradient or not.
-        materialised: how many of its slots have host memory; cached plans compare it.
+        materialised: how many of its slots have host memory.
+        version: grows whenever one of its slots gets host memory; cached plans compare it.
     """
 
     units: list[TorchUnit]
     materialised: int = 0
+    version: int = 0
 
 
 def packed_nbytes(slots: Iterable[TorchSlot]) -> int:
@@ -153,6 +155,7 @@ class SwapLayout:
         for unit, _ in wanting:
             assert unit.batch is not None, "planned before it is materialised"
             unit.batch.materialised += 1
+            unit.batch.version += 1
 
     def _append(self, runs: Iterable[list[TorchUnit]]) -> None:
         for run in runs:

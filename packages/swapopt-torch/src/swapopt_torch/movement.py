@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 import torch
 
+from swapopt_torch.host_memory import HostRegion
 from swapopt_torch.layout import Batch, TorchSlot, TorchUnit
 from swapopt_torch.streams import CopyStreams
 
 Piece = tuple[torch.Tensor, torch.Tensor]
 """A device tensor and the pinned host tensor of the same shape it is copied from and to."""
+
+
+RegionMoves = Mapping[HostRegion, HostRegion]
+"""Where states go that may not return to the region they came from, at the same offsets."""
+
+STAY: RegionMoves = {}
 
 
 class Progress(IntEnum):
@@ -83,8 +90,14 @@ class Movement(ABC):
         """
 
     @abstractmethod
-    def pieces(self, position: int, part: DevicePart) -> Sequence[Piece]:
-        """Return what to copy; the memory has been acquired."""
+    def pieces(self, position: int, part: DevicePart, moved: RegionMoves) -> Sequence[Piece]:
+        """Return what to copy; the memory has been acquired.
+
+        Args:
+            position: the batch's place.
+            part: what moves.
+            moved: `STAY` for a prefetch; for an offload, the regions not to write to.
+        """
 
     @abstractmethod
     def bind(self, position: int, part: DevicePart) -> None:

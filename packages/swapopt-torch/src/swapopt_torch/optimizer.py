@@ -198,6 +198,9 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
             engine.run(adapter.iter_update_units(), adapter.step_batch)
             adapter.finish_step()
         finally:
+            if engine.has_lent:
+                for unit in adapter.units:
+                    adapter.expose_mirrors(unit)
             adapter.drop_gradients()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -222,12 +225,19 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> StateDict:
         """Return a snapshot in torch's format that the wrapped optimizer's class loads, too.
 
-        States are copies in host memory; nothing moves to a device, later steps change nothing
-        in it. Blocks the host until the last step's offloads are done.
+        All states are in host memory; nothing moves to a device. Later steps and loads change
+        nothing in it: it shares the host mirrors' memory, and as long as it lives, steps offload
+        to fresh pinned memory instead. Blocks the host until the last offloads are done.
         """
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
-        state_dict = checkpoint.save(self.param_groups, self.state)
+        mirrors = self._adapter.mirrors()
+
+        def lend(tensor: torch.Tensor) -> torch.Tensor | None:
+            slot = mirrors.get(id(tensor))
+            return None if slot is None else self._engine.lend(slot)
+
+        state_dict = checkpoint.save(self.param_groups, self.state, lend)
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced

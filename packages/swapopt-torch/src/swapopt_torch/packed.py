@@ -17,7 +17,7 @@ from swapopt_torch.layout import (
     SwapLayout,
     TorchSlot,
 )
-from swapopt_torch.movement import DevicePart, Movement, Piece
+from swapopt_torch.movement import DevicePart, Movement, Piece, RegionMoves
 
 ARENA_COUNT = 2
 
@@ -65,7 +65,7 @@ class _BatchPlan:
     """Where the states of one batch lie in an arena, and the views and copies made from that."""
 
     def __init__(self, batch: Batch) -> None:
-        self.materialised = batch.materialised
+        self.version = batch.version
         self.offsets_bytes: dict[TorchSlot, int] = {}
         self._views: list[dict[TorchSlot, torch.Tensor]] = [{} for _ in range(ARENA_COUNT)]
         self._whole_pieces: list[list[Piece] | None] = [None] * ARENA_COUNT
@@ -95,24 +95,29 @@ class _BatchPlan:
                 views[slot] = arena.view(slot.dtype, offset_bytes, slot.shape)
         return views
 
-    def pieces(self, index: int, arena: _Arena, part: DevicePart) -> list[Piece]:
+    def pieces(
+        self, index: int, arena: _Arena, part: DevicePart, moved: RegionMoves
+    ) -> list[Piece]:
         """Return one copy per dtype and contiguous run of the part's states."""
-        if not part.whole:
+        if moved or not part.whole:
             moving = set(part.slots)
-            return self._pieces(arena, [slot for slot in self.offsets_bytes if slot in moving])
+            slots = [slot for slot in self.offsets_bytes if slot in moving]
+            return self._pieces(arena, slots, moved)
         pieces = self._whole_pieces[index]
         if pieces is None:
-            pieces = self._whole_pieces[index] = self._pieces(arena, list(self.offsets_bytes))
+            slots = list(self.offsets_bytes)
+            pieces = self._whole_pieces[index] = self._pieces(arena, slots, moved)
         return pieces
 
-    def _pieces(self, arena: _Arena, slots: Sequence[TorchSlot]) -> list[Piece]:
-        return [self._piece(arena, run) for run in _contiguous_runs(slots)]
+    def _pieces(self, arena: _Arena, slots: Sequence[TorchSlot], moved: RegionMoves) -> list[Piece]:
+        return [self._piece(arena, run, moved) for run in _contiguous_runs(slots)]
 
-    def _piece(self, arena: _Arena, run: Sequence[TorchSlot]) -> Piece:
+    def _piece(self, arena: _Arena, run: Sequence[TorchSlot], moved: RegionMoves) -> Piece:
         first, last = run[0], run[-1]
         assert first.region is not None
+        region = moved.get(first.region, first.region)
         numel = last.host_offset + last.numel - first.host_offset
-        host = first.region.flat.narrow(0, first.host_offset, numel)
+        host = region.flat.narrow(0, first.host_offset, numel)
         return arena.view(first.dtype, self.offsets_bytes[first], (numel,)), host
 
 
@@ -157,10 +162,10 @@ class PackedMovement(Movement):
         arena.allocate(self._layout.arena_nbytes)
         return True
 
-    def pieces(self, position: int, part: DevicePart) -> Sequence[Piece]:
+    def pieces(self, position: int, part: DevicePart, moved: RegionMoves) -> Sequence[Piece]:
         """Return one copy per dtype and contiguous run."""
         index = position % ARENA_COUNT
-        return self._plan(part).pieces(index, self._arenas[index], part)
+        return self._plan(part).pieces(index, self._arenas[index], part, moved)
 
     def bind(self, position: int, part: DevicePart) -> None:
         """Let the update see the views of the arena."""
@@ -182,6 +187,6 @@ class PackedMovement(Movement):
 
     def _plan(self, part: DevicePart) -> _BatchPlan:
         plan = self._plans.get(part.batch)
-        if plan is None or plan.materialised != part.batch.materialised:
+        if plan is None or plan.version != part.batch.version:
             plan = self._plans[part.batch] = _BatchPlan(part.batch)
         return plan

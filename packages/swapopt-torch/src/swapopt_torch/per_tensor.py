@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from swapopt_torch.layout import TorchSlot
-from swapopt_torch.movement import DevicePart, Movement, Piece
+from swapopt_torch.movement import DevicePart, Movement, Piece, RegionMoves
 
 
 class PerTensorMovement(Movement):
@@ -25,10 +25,10 @@ class PerTensorMovement(Movement):
                 slot.device_tensor.untyped_storage().resize_(slot.storage_nbytes)
         return True
 
-    def pieces(self, position: int, part: DevicePart) -> Sequence[Piece]:
+    def pieces(self, position: int, part: DevicePart, moved: RegionMoves) -> Sequence[Piece]:
         """Return one copy per state."""
         del position
-        return [(_device_tensor(slot), _mirror(slot)) for slot in part.slots]
+        return [(_device_tensor(slot), _host_tensor(slot, moved)) for slot in part.slots]
 
     def bind(self, position: int, part: DevicePart) -> None:
         """Let the update see the device tensors."""
@@ -58,6 +58,10 @@ def _device_tensor(slot: TorchSlot) -> torch.Tensor:
     return slot.device_tensor
 
 
-def _mirror(slot: TorchSlot) -> torch.Tensor:
+def _host_tensor(slot: TorchSlot, moved: RegionMoves) -> torch.Tensor:
     assert slot.cpu_tensor is not None, "only materialised slots move"
-    return slot.cpu_tensor
+    assert slot.region is not None
+    new_region = moved.get(slot.region)
+    if new_region is None:
+        return slot.cpu_tensor
+    return new_region.mirror(slot.host_offset, slot.shape)

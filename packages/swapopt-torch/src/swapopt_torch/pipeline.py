@@ -10,7 +10,14 @@ import torch
 
 from swapopt_common import SlotState, SwapStepError, move_slots
 from swapopt_torch.layout import TorchSlot, TorchUnit
-from swapopt_torch.movement import DevicePart, Movement, Piece, Progress, StepBatch
+from swapopt_torch.movement import (
+    STAY,
+    DevicePart,
+    Movement,
+    Progress,
+    RegionMoves,
+    StepBatch,
+)
 from swapopt_torch.stats import TransferCounts
 from swapopt_torch.streams import CopyStreams, Edge, compute_stream, wait
 
@@ -79,12 +86,19 @@ class PipelineSwapRuntime:
         self._synchronous = synchronous
         self._batches: Sequence[StepBatch] = ()
         self._step_batch: Callable[[Sequence[TorchUnit]], None] = _no_update
+        self._moved: RegionMoves = STAY
         self.counts = TransferCounts()
 
     def run_pipeline(
-        self, batches: Sequence[StepBatch], step_batch: Callable[[Sequence[TorchUnit]], None]
+        self,
+        batches: Sequence[StepBatch],
+        step_batch: Callable[[Sequence[TorchUnit]], None],
+        moved: RegionMoves = STAY,
     ) -> None:
         """Update all batches; returns when everything is issued, not when it is done.
+
+        States come from their regions and return to them, or to where ``moved`` says; then their
+        slots belong to the new region.
 
         Updates run on the caller's current stream of each device. Work that the caller issues
         there afterwards sees the updated parameters.
@@ -94,7 +108,7 @@ class PipelineSwapRuntime:
                 batch was updated the cause itself is raised. Either way all states are in their
                 host mirrors again and no device memory is held.
         """
-        self._batches, self._step_batch = batches, step_batch
+        self._batches, self._step_batch, self._moved = batches, step_batch, moved
         self.counts = TransferCounts()
         try:
             for streams in _streams_of(batches):
@@ -108,7 +122,7 @@ class PipelineSwapRuntime:
             self._recover(error)
             raise
         finally:
-            self._batches, self._step_batch = (), _no_update
+            self._batches, self._step_batch, self._moved = (), _no_update, STAY
 
     def _execute(self, verb: Verb, position: int) -> None:
         if verb is Verb.PREFETCH:
@@ -133,7 +147,7 @@ class PipelineSwapRuntime:
                 wait(streams.h2d, former_part.events.offloaded, Edge.REUSED)
             move_slots(part.slots, SlotState.H2D, events.prefetched)
             with streams.h2d:
-                for device_piece, host_piece in self._movement.pieces(position, part):
+                for device_piece, host_piece in self._movement.pieces(position, part, STAY):
                     device_piece.copy_(host_piece, non_blocking=not self._synchronous)
                     self.counts.add_h2d(host_piece)
                 events.prefetched.record(streams.h2d)
@@ -163,13 +177,14 @@ class PipelineSwapRuntime:
             streams, events = part.streams, part.events
             wait(streams.d2h, events.updated, Edge.UPDATED)
             with streams.d2h:
-                for device_piece, host_piece in self._movement.pieces(position, part):
+                pieces = self._movement.pieces(position, part, self._moved)
+                for device_piece, host_piece in pieces:
                     host_piece.copy_(device_piece, non_blocking=not self._synchronous)
                     self.counts.add_d2h(host_piece)
                 events.offloaded.record(streams.d2h)
             streams.offloaded(events.offloaded)
             move_slots(part.slots, SlotState.D2H, events.offloaded)
-            _bind_mirrors(part.slots)
+            _bind_mirrors(part, self._moved)
         batch.progress = Progress.OFFLOADED
 
     def _release(self, position: int) -> None:
@@ -204,19 +219,20 @@ class PipelineSwapRuntime:
         parts: list[DevicePart] = []
         for position, batch in enumerate(self._batches):
             parts.extend(batch.parts)
+            came_home = STAY
             if batch.progress is Progress.UPDATING:
                 self._bring_home(position, batch)
+                came_home = self._moved
             for part in batch.parts:
                 _land(part.slots)
-                _bind_mirrors(part.slots)
+                _bind_mirrors(part, came_home)
         self._movement.release_all(parts)
         if updated and isinstance(error, Exception):
             raise SwapStepError(_describe(self._batches, updated, error), updated) from error
 
     def _bring_home(self, position: int, batch: StepBatch) -> None:
         for part in batch.parts:
-            pieces: Sequence[Piece] = self._movement.pieces(position, part)
-            for device_piece, host_piece in pieces:
+            for device_piece, host_piece in self._movement.pieces(position, part, self._moved):
                 host_piece.copy_(device_piece)
 
 
@@ -249,8 +265,14 @@ def _streams_of(batches: Sequence[StepBatch]) -> list[CopyStreams]:
     return list({part.streams: None for batch in batches for part in batch.parts})
 
 
-def _bind_mirrors(slots: Sequence[TorchSlot]) -> None:
-    for slot in slots:
+def _bind_mirrors(part: DevicePart, moved: RegionMoves) -> None:
+    """Let every slot's ``tensor`` be its host mirror again, in the region it has gone to."""
+    for slot in part.slots:
+        new_region = moved.get(slot.region) if slot.region is not None else None
+        if new_region is not None:
+            slot.region = new_region
+            slot.cpu_tensor = new_region.mirror(slot.host_offset, slot.shape)
+            part.batch.version += 1
         slot.tensor = slot.cpu_tensor
 
 

@@ -37,7 +37,7 @@ def make_slots(
     slots = []
     for key in keys:
         tensor, old = state.get(key), known.get(key)
-        if old is not None and old.region is not None and _fits(old, tensor, param):
+        if old is not None and _fits(old, tensor, param):
             slots.append(old if tensor is old.cpu_tensor else _refilled(old, tensor))
         else:
             slots.append(_make_slot(param, key, tensor, config, shared_storages))
@@ -48,6 +48,8 @@ def _fits(slot: TorchSlot, tensor: torch.Tensor | None, param: torch.Tensor) -> 
     """Say whether a state fits the host memory that its slot has."""
     return (
         tensor is not None
+        and slot.region is not None
+        and (tensor is slot.cpu_tensor or not slot.region.is_lent)
         and slot.device == param.device
         and slot.dtype == tensor.dtype
         and slot.shape == tensor.shape

@@ -170,6 +170,15 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
             for slot in unit.swapped():
                 state[slot.name] = slot.cpu_tensor
 
+    def mirrors(self) -> dict[int, TorchSlot]:
+        """Return the slots that have host mirrors, by the identity of the mirror."""
+        return {
+            id(slot.cpu_tensor): slot
+            for unit in self.units
+            for slot in unit.slots
+            if slot.cpu_tensor is not None
+        }
+
     def restore_states(self) -> None:
         """Put device tensors with the mirrors' values into the optimizer's state, for good."""
         restored = [
