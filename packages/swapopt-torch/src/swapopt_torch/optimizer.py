@@ -189,6 +189,7 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         # torch's GradScaler sets these on the optimizer it steps, and deletes them afterwards.
         adapter.grad_scale = getattr(self, "grad_scale", None)
         adapter.found_inf = getattr(self, "found_inf", None)
+        mirrors_may_move = engine.has_lent
         try:
             newcomers = adapter.newcomers()
             if newcomers:
@@ -198,7 +199,7 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
             engine.run(adapter.iter_update_units(), adapter.step_batch)
             adapter.finish_step()
         finally:
-            if engine.has_lent:
+            if mirrors_may_move:
                 for unit in adapter.units:
                     adapter.expose_mirrors(unit)
             adapter.drop_gradients()
