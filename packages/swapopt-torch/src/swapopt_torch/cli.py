@@ -21,6 +21,7 @@ from swapopt_torch.demo.settings import (
     parse_model_size,
 )
 
+INTERRUPTED = 130  # as shells report it
 EXTRA_MODULES = ("rich", "matplotlib")
 
 _DEMO_DESCRIPTION = """\
@@ -174,6 +175,9 @@ def _demo(settings: DemoSettings) -> int:
         return 0 if run_demo(settings, Console()) else 1
     except DemoError as error:
         return _fail(str(error))
+    except KeyboardInterrupt:
+        print("swapopt demo: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except torch.OutOfMemoryError as error:
         return _fail(f"The device ran out of memory; try a smaller --model-size. ({error})")
 

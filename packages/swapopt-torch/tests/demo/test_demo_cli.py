@@ -148,3 +148,27 @@ def test_model_size_by_dimensions() -> None:
     size = parse_model_size("layers=6,heads=4")
     assert size == ModelSize(6, small.width, 4, small.context, small.batch)
     assert parse_model_size(str(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (KeyboardInterrupt(), 130, "swapopt demo: interrupted"),
+        (torch.OutOfMemoryError("8 GiB"), 2, "ran out of memory; try a smaller --model-size. (8 G"),
+    ],
+)
+def test_what_ends_a_demo_is_told_in_one_line(
+    error: BaseException,
+    status: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run_demo(*_: object) -> bool:
+        raise error
+
+    monkeypatch.setattr("swapopt_torch.demo.main.run_demo", run_demo)
+    assert cli.main(["demo"]) == status
+    found = capsys.readouterr().err
+    assert message in found
+    assert len(found.splitlines()) == 1

@@ -158,12 +158,14 @@ def _draw_lanes(axes: Axes, row: ResultRow) -> None:
     labels = []
     for place, lane in enumerate(lanes):
         items = [item for item in row.run.step_rows if item.lane == lane]
-        shades = LANE_COLORS[lane]
+        shades = [LANE_COLORS[lane][index % 2] for index in range(len(items))]
         axes.broken_barh(
             [(item.start_seconds * 1e3, item.seconds * 1e3) for item in items],
             (place - 0.36, 0.72),
-            facecolors=[shades[index % 2] for index in range(len(items))],
-            linewidth=0,
+            facecolors=shades,
+            edgecolors=shades,
+            # An update may be too short to be seen without an edge.
+            linewidth=0.8 if lane == "compute" else 0,
         )
         labels.append(_lane_label(lane, items))
     _mark_tail(axes, row.run.step_rows)

@@ -53,7 +53,8 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
     _write_report(settings, size, accelerator, rows)
     console.print(
         f"\nReport in {settings.output}: loss.png, memory.png, timeline.png, report.json, "
-        "trace.json (for Perfetto or chrome://tracing)"
+        "trace.json (for Perfetto or chrome://tracing)",
+        highlight=False,
     )
     return all(row.equal_to_native is not False for row in rows)
 

@@ -95,7 +95,7 @@ class DemoSettings:
         seed: of the parameters and of the order of the data.
     """
 
-    steps: int = 40
+    steps: int = 50
     model_size: ModelSize | None = None
     swap_times: int = 16
     profile: str | None = None
