@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from swapopt_torch import SwapOptimizerConfig, TorchSwapOptimizer, swap_optimizer
-from training import assert_same_bits
+from training import allocated, assert_same_bits
 
 
 class Pair:
@@ -35,12 +35,15 @@ class Pair:
         )
 
     def step(self, with_gradient: Sequence[bool], scale: float = 1.0) -> None:
+        self.give_gradients(with_gradient, scale)
+        self.reference.step()
+        self.optimizer.step()
+
+    def give_gradients(self, with_gradient: Sequence[bool], scale: float = 1.0) -> None:
         for native, swapped, wanted in zip(self.native, self.swapped, with_gradient, strict=True):
             grad = torch.randn(native.shape, generator=self._generator) * scale
             native.grad = grad.to(native.device) if wanted else None
             swapped.grad = grad.to(native.device) if wanted else None
-        self.reference.step()
-        self.optimizer.step()
 
     def assert_equal(self) -> None:
         for index, (native, swapped) in enumerate(zip(self.native, self.swapped, strict=True)):
@@ -183,6 +186,31 @@ def test_add_param_group_before_and_after_steps(device: torch.device, packed: bo
             pair.step([True] * len(pair.native))
     pair.assert_equal()
     assert pair.optimizer.param_groups is pair.optimizer._base.param_groups
+
+
+@pytest.mark.parametrize("where", ["first", "middle", "last", "scattered"])
+def test_batches_with_nothing_to_move(device: torch.device, packed: bool, where: str) -> None:
+    """Whole batches of small parameters, or of parameters without a gradient."""
+    small = {
+        "first": range(3),
+        "middle": range(4, 8),
+        "last": range(9, 12),
+        "scattered": range(0, 12, 2),
+    }
+    numels = [100 if index in small[where] else 2048 for index in range(12)]
+    pair = Pair(device, numels, SwapOptimizerConfig(swap_times=12, packed_swap=packed), True)
+    for step in range(4):
+        pair.step([True if step % 2 == 0 else numel == 100 or step == 3 for numel in numels])
+    pair.assert_equal()
+    pair.step([numel == 100 for numel in numels])
+    pair.assert_equal()
+    for pattern in ([numel == 100 for numel in numels], [True] * 12):
+        pair.give_gradients(pattern)
+        held = allocated(device)
+        pair.optimizer.step()
+        assert allocated(device) == held, "an arena was left behind"
+        pair.reference.step()
+    pair.assert_equal()
 
 
 def test_copies_of_a_step(device: torch.device) -> None:

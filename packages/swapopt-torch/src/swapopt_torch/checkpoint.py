@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -61,13 +62,30 @@ def _snapshot(value: object, lend: Callable[[torch.Tensor], torch.Tensor | None]
     return value.detach().to("cpu", copy=True)
 
 
-def load(
-    adapter: TorchAdamBaseAdapter, groups: Sequence[ParamGroup], saved: StateDict
-) -> tuple[OptimizerState, list[ParamGroup]]:
-    """Return the state and groups that loading ``saved`` leads to.
+@dataclass
+class Loaded:
+    """What a checkpoint leads to.
 
-    Values for states that swap are written into their host mirrors where these fit, and are host
-    tensors elsewhere; nothing of them is put on a device. All others go where torch puts them.
+    Attributes:
+        state: the state to take over: host mirrors where these fit, host tensors for other states
+            that swap, and all others where torch puts them.
+        groups: the groups to take over.
+        fills: the mirrors and the values they are to hold; not written yet, so that nothing has
+            changed when taking over fails.
+    """
+
+    state: OptimizerState
+    groups: list[ParamGroup]
+    fills: list[tuple[torch.Tensor, torch.Tensor]]
+
+    def fill_mirrors(self) -> None:
+        """Write the values; host to host."""
+        for mirror, value in self.fills:
+            mirror.copy_(value)
+
+
+def load(adapter: TorchAdamBaseAdapter, groups: Sequence[ParamGroup], saved: StateDict) -> Loaded:
+    """Work out what loading ``saved`` leads to; nothing that swaps is put on a device.
 
     Args:
         adapter: knows which states swap.
@@ -84,6 +102,7 @@ def load(
     for number, unit in by_number.items():
         _check_states(unit.param, unit.name, saved["state"].get(number, {}))
     state: OptimizerState = defaultdict(dict)
+    fills: list[tuple[torch.Tensor, torch.Tensor]] = []
     for number, entries in saved["state"].items():
         unit = by_number.get(number)
         if unit is None:
@@ -91,11 +110,17 @@ def load(
             continue
         slots = {slot.name: slot for slot in unit.slots}
         fused = bool(saved_groups[unit.adapter_index].get("fused"))
-        state[unit.param] = {
-            key: _place(unit.param, slots.get(key), key, value, fused=fused)
-            for key, value in entries.items()
-        }
-    return state, [_merge(old, new) for old, new in zip(groups, saved_groups, strict=True)]
+        for key, value in entries.items():
+            mirror = _mirror_for(slots.get(key), unit.param, value)
+            if mirror is not None:
+                fills.append((mirror, value))
+            state[unit.param][key] = (
+                _place(unit.param, slots.get(key), key, value, fused=fused)
+                if mirror is None
+                else mirror
+            )
+    merged = [_merge(old, new) for old, new in zip(groups, saved_groups, strict=True)]
+    return Loaded(state, merged, fills)
 
 
 def _check_groups(
@@ -129,13 +154,24 @@ def _place(
         return deepcopy(value)
     if key == "step":
         return value.to(torch.float32, copy=True).to(param.device) if fused else value.clone()
-    dtype = param.dtype if param.is_floating_point() else value.dtype
+    dtype = _loaded_dtype(param, value)
     if slot is None or not slot.swappable:
         return value.to(param.device, dtype, copy=True)
-    in_place = slot.region is not None and not slot.region.is_lent and slot.dtype == dtype
-    if in_place and slot.cpu_tensor is not None:
-        return slot.cpu_tensor.copy_(value)
     return value.to("cpu", dtype)
+
+
+def _mirror_for(slot: TorchSlot | None, param: torch.Tensor, value: object) -> torch.Tensor | None:
+    """Return the host mirror that a loaded value fits into, if nobody else looks at it."""
+    if slot is None or slot.region is None or slot.region.is_lent:
+        return None
+    if not isinstance(value, torch.Tensor) or slot.dtype != _loaded_dtype(param, value):
+        return None
+    return slot.cpu_tensor
+
+
+def _loaded_dtype(param: torch.Tensor, value: torch.Tensor) -> torch.dtype:
+    # torch's rule: states take the dtype of a floating-point parameter.
+    return param.dtype if param.is_floating_point() else value.dtype
 
 
 def _merge(group: ParamGroup, saved: ParamGroup) -> ParamGroup:

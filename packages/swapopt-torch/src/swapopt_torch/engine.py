@@ -234,7 +234,16 @@ class SwapEngine:
         for unit in units:
             assert unit.batch is not None, "planned before it is updated"
             buckets.setdefault(unit.batch, []).append(unit)
-        return [StepBatch(found, self._parts(batch, found)) for batch, found in buckets.items()]
+        batches: list[StepBatch] = []
+        for batch, found in buckets.items():
+            parts = self._parts(batch, found)
+            if parts or not batches:
+                batches.append(StepBatch(found, parts))
+            else:
+                # Nothing to move here. A batch without states would break the chain of hand-overs
+                # from one owner of a staging arena to the next, so its units join the one before.
+                batches[-1].units.extend(found)
+        return batches
 
     def _parts(self, batch: Batch, units: list[TorchUnit]) -> list[DevicePart]:
         if len(units) < len(batch.units):

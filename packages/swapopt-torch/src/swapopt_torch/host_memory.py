@@ -50,6 +50,7 @@ class _RegisteredMapping(mmap.mmap):
         """Register the mapping; raises whatever the device's own call raises."""
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self))
         registrar.register(self._address, len(self))
+        # Nothing may come between these: memory that goes away while it is registered is a trap.
         self._registrar = registrar
         _HeldBytes.total += len(self)
 

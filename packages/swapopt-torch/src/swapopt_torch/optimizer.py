@@ -198,6 +198,10 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
                     adapter.create_state(unit)
             engine.run(adapter.iter_update_units(), adapter.step_batch)
             adapter.finish_step()
+        except BaseException:
+            # The next step starts from what the state holds, which is complete at any point.
+            adapter.invalidate()
+            raise
         finally:
             if mirrors_may_move:
                 for unit in adapter.units:
@@ -260,9 +264,15 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         self.synchronize()
         if self._adapter.registration_is_stale():
             self._attach()
-        state, groups = checkpoint.load(self._adapter, self.param_groups, state_dict)
-        self._base.__setstate__({"state": state, "param_groups": groups})
-        self._attach()
+        loaded = checkpoint.load(self._adapter, self.param_groups, state_dict)
+        before = {"state": self._base.state, "param_groups": self._base.param_groups}
+        self._base.__setstate__({"state": loaded.state, "param_groups": loaded.groups})
+        try:
+            self._attach()
+        except BaseException:
+            self._base.__setstate__(before)
+            raise
+        loaded.fill_mirrors()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
@@ -277,10 +287,14 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
 
     def _attach(self) -> None:
         """Bring units, layout and host mirrors in line with the groups and the state."""
-        units = self._adapter.register_units()
-        self._engine.attach(units)
-        for unit in units:
-            self._adapter.expose_mirrors(unit)
+        try:
+            units = self._adapter.register_units()
+            self._engine.attach(units)
+            for unit in units:
+                self._adapter.expose_mirrors(unit)
+        except BaseException:
+            self._adapter.invalidate()
+            raise
 
     def _share_hooks(self) -> None:
         base = self._base

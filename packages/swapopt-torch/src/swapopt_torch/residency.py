@@ -49,6 +49,7 @@ def _fits(slot: TorchSlot, tensor: torch.Tensor | None, param: torch.Tensor) -> 
     return (
         tensor is not None
         and slot.region is not None
+        and slot.state is SlotState.HOST
         and (tensor is slot.cpu_tensor or not slot.region.is_lent)
         and slot.device == param.device
         and slot.dtype == tensor.dtype

@@ -28,19 +28,17 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
         same_step = own_step(kind) is own_step(torch.optim.Adam)
         return same_step and kind._init_group is torch.optim.Adam._init_group
 
-    def begin_state(self, unit: TorchUnit, group: ParamGroup) -> None:
+    def first_entries(self, unit: TorchUnit, group: ParamGroup) -> dict[str, torch.Tensor]:
         """Make the step counter where torch keeps it.
 
         The fused kernel reads it on the device; the loop reads it on the host, where that costs
         nothing.
         """
-        state = self._optimizer.state[unit.param]
         if group["fused"]:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=unit.device)
-            return
+            return {"step": torch.zeros((), dtype=torch.float32, device=unit.device)}
         default = torch.get_default_dtype()
         dtype = default if default == torch.float64 else torch.float32
-        state["step"] = torch.tensor(0.0, dtype=dtype, device="cpu")
+        return {"step": torch.tensor(0.0, dtype=dtype, device="cpu")}
 
     def update(self, group: ParamGroup, units: Sequence[TorchUnit]) -> None:
         """Call torch's functional Adam; it advances the step counters."""

@@ -42,14 +42,14 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
         self._optimizer = optimizer
         self._config = config
         self._active: list[TorchUnit] = []
-        self._registered: tuple[tuple[int, bool], ...] = ()
+        self._registered: tuple[tuple[int, bool], ...] | None = None
         self.units: list[TorchUnit] = []
         self.grad_scale: torch.Tensor | None = None
         self.found_inf: torch.Tensor | None = None
 
     @abstractmethod
-    def begin_state(self, unit: TorchUnit, group: ParamGroup) -> None:
-        """Put what torch keeps beside the moments into the state of a first gradient."""
+    def first_entries(self, unit: TorchUnit, group: ParamGroup) -> dict[str, torch.Tensor]:
+        """Return what torch keeps beside the moments in the state of a first gradient."""
 
     @abstractmethod
     def update(self, group: ParamGroup, units: Sequence[TorchUnit]) -> None:
@@ -122,6 +122,10 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
             for unit in self._active
         )
 
+    def invalidate(self) -> None:
+        """Trust nothing that is registered: something failed half-way."""
+        self._registered = None
+
     def prepare_step(self) -> None:
         """Collect the gradients.
 
@@ -155,12 +159,13 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
 
         Swapped ones are the host mirrors; the others are zeros on the parameter's device.
         """
-        state = self._optimizer.state[unit.param]
-        self.begin_state(unit, self._groups[unit.adapter_index])
         for slot in unit.slots:
             if not slot.swappable:
                 slot.tensor = torch.zeros_like(unit.param, memory_format=torch.preserve_format)
-            state[slot.name] = slot.tensor
+        entries = self.first_entries(unit, self._groups[unit.adapter_index])
+        entries.update({slot.name: slot.tensor for slot in unit.slots if slot.tensor is not None})
+        # All at once: a state with some of its entries would be of no use to anybody.
+        self._optimizer.state[unit.param] = entries
         unit.has_state = True
 
     def expose_mirrors(self, unit: TorchUnit) -> None:
