@@ -22,7 +22,7 @@ def two_groups(parameters: Sequence[nn.Parameter], **options: Any) -> torch.opti
         {"params": parameters[:2], "lr": 1e-2, "weight_decay": 0.1},
         {"params": parameters[2:], "lr": 3e-3, "betas": (0.8, 0.95), "amsgrad": True},
     ]
-    return torch.optim.AdamW(groups, **options)
+    return torch.optim.AdamW(groups, **{"foreach": False, **options})
 
 
 def scaled_loss(twin: Twin, step: int) -> torch.Tensor:
