@@ -12,6 +12,8 @@ from swapopt_common import SwapOptimizerConfig
 def test_public_names() -> None:
     assert sorted(swapopt_torch.__all__) == [
         "HostMemoryError",
+        "ResidentState",
+        "StepTimes",
         "SwapConfigError",
         "SwapOptimizerConfig",
         "SwapStats",

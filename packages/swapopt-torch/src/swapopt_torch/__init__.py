@@ -2,10 +2,12 @@
 
 from swapopt_common import HostMemoryError, SwapConfigError, SwapOptimizerConfig, SwapStepError
 from swapopt_torch.optimizer import TorchSwapOptimizer, is_swap_optimizer, swap_optimizer
-from swapopt_torch.stats import SwapStats, TransferCounts
+from swapopt_torch.stats import ResidentState, StepTimes, SwapStats, TransferCounts
 
 __all__ = [
     "HostMemoryError",
+    "ResidentState",
+    "StepTimes",
     "SwapConfigError",
     "SwapOptimizerConfig",
     "SwapStats",

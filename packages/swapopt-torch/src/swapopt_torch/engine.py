@@ -91,7 +91,7 @@ class SwapEngine:
         Raises:
             SwapConfigError, HostMemoryError: as `attach`.
         """
-        unplanned = [unit for unit in newcomers if unit.batch is None]
+        unplanned = [unit for unit in newcomers if unit.batch_index is None]
         if not self._has_mirrors() and (unplanned or _any_frozen(units)):
             self.check_devices(newcomers)
             self._forget_plans()
@@ -108,7 +108,7 @@ class SwapEngine:
     def _forget_plans(self) -> None:
         for batch in self.layout.batches:
             for unit in batch.units:
-                unit.batch = None
+                unit.batch_index = None
         self.layout = SwapLayout(self._config.swap_times, packed=self._packed)
         self._movement = self.runtime = None
         self._events.clear()
@@ -232,8 +232,7 @@ class SwapEngine:
     def _step_batches(self, units: Sequence[TorchUnit]) -> list[StepBatch]:
         buckets: dict[Batch, list[TorchUnit]] = {}
         for unit in units:
-            assert unit.batch is not None, "planned before it is updated"
-            buckets.setdefault(unit.batch, []).append(unit)
+            buckets.setdefault(self.layout.batch_of(unit), []).append(unit)
         batches: list[StepBatch] = []
         for batch, found in buckets.items():
             parts = self._parts(batch, found)
@@ -273,4 +272,4 @@ class SwapEngine:
 
 
 def _any_frozen(units: Sequence[TorchUnit]) -> bool:
-    return any(unit.batch is not None and not unit.param.requires_grad for unit in units)
+    return any(unit.batch_index is not None and not unit.param.requires_grad for unit in units)

@@ -141,6 +141,11 @@ class HostRegion:
         return self._tensor_over(lent, host_offset, shape)
 
     @property
+    def pinned_nbytes(self) -> int:
+        """Bytes of pinned memory the region takes: a whole number of pages where registered."""
+        return len(self._buffer)
+
+    @property
     def is_lent(self) -> bool:
         """Whether a snapshot over this region is alive."""
         return self._lent is not None and self._lent() is not None

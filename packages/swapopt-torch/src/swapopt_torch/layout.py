@@ -44,13 +44,13 @@ class TorchUnit(UpdateUnit[torch.Tensor, TorchSlot]):
         name: how messages call the parameter.
         device: the device its states are updated on.
         has_state: whether the optimizer has states for it (it had a gradient).
-        batch: the batch it belongs to, once planned.
+        batch_index: which batch of the layout it belongs to; None before it is planned.
     """
 
     name: str = ""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     has_state: bool = False
-    batch: Batch | None = None
+    batch_index: int | None = None
 
     def swapped(self) -> list[TorchSlot]:
         """Return the slots that move."""
@@ -153,9 +153,14 @@ class SwapLayout:
             slot.cpu_tensor = region.mirror(host_offset, slot.shape)
             slot.packed = self.packed
         for unit, _ in wanting:
-            assert unit.batch is not None, "planned before it is materialised"
-            unit.batch.materialised += 1
-            unit.batch.version += 1
+            batch = self.batch_of(unit)
+            batch.materialised += 1
+            batch.version += 1
+
+    def batch_of(self, unit: TorchUnit) -> Batch:
+        """Return the batch of a planned unit."""
+        assert unit.batch_index is not None, "a unit is planned before it moves"
+        return self.batches[unit.batch_index]
 
     def _append(self, runs: Iterable[list[TorchUnit]]) -> None:
         for run in runs:
@@ -165,7 +170,7 @@ class SwapLayout:
             self.arena_nbytes = max(self.arena_nbytes, packed_nbytes(swapped))
             self.devices.update(slot.device for slot in swapped)
             for unit in run:
-                unit.batch = batch
+                unit.batch_index = len(self.batches) - 1
 
 
 def _swapped_of(batch: Batch) -> list[TorchSlot]:

@@ -34,13 +34,26 @@ class Progress(IntEnum):
 
 
 class BatchEvents:
-    """The events of one batch on one device, made once and recorded anew in each step."""
+    """The events of one batch on one device, made once and recorded anew in each step.
+
+    Attributes:
+        allocated, prefetched, updated, offloaded: what other streams wait for.
+        prefetching, offloading: when the copies began, for their times.
+        wanted, granted: when the caller's stream began and ended to wait for the prefetch.
+        leaving, left: when it began and ended to wait for the offload, if it had to.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.allocated = torch.Event(device)
-        self.prefetched = torch.Event(device)
         self.updated = torch.Event(device)
-        self.offloaded = torch.Event(device)
+        self.prefetching = torch.Event(device, enable_timing=True)
+        self.prefetched = torch.Event(device, enable_timing=True)
+        self.offloading = torch.Event(device, enable_timing=True)
+        self.offloaded = torch.Event(device, enable_timing=True)
+        self.wanted = torch.Event(device, enable_timing=True)
+        self.granted = torch.Event(device, enable_timing=True)
+        self.leaving = torch.Event(device, enable_timing=True)
+        self.left = torch.Event(device, enable_timing=True)
 
 
 @dataclass(eq=False, slots=True)

@@ -12,13 +12,14 @@ from swapopt_common import SlotState, SwapStepError, move_slots
 from swapopt_torch.layout import TorchSlot, TorchUnit
 from swapopt_torch.movement import (
     STAY,
+    BatchEvents,
     DevicePart,
     Movement,
     Progress,
     RegionMoves,
     StepBatch,
 )
-from swapopt_torch.stats import TransferCounts
+from swapopt_torch.stats import StepTimes, TransferCounts
 from swapopt_torch.streams import CopyStreams, Edge, compute_stream, wait
 
 WINDOW = 2
@@ -88,6 +89,8 @@ class PipelineSwapRuntime:
         self._step_batch: Callable[[Sequence[TorchUnit]], None] = _no_update
         self._moved: RegionMoves = STAY
         self.counts = TransferCounts()
+        self._used: list[BatchEvents] = []
+        self._left: list[BatchEvents] = []
 
     def run_pipeline(
         self,
@@ -110,6 +113,8 @@ class PipelineSwapRuntime:
         """
         self._batches, self._step_batch, self._moved = batches, step_batch, moved
         self.counts = TransferCounts()
+        self._used = [part.events for batch in batches for part in batch.parts]
+        self._left = []
         try:
             for streams in _streams_of(batches):
                 # Until the last step's offloads are done its device memory is in use: starting
@@ -119,10 +124,21 @@ class PipelineSwapRuntime:
             for verb, position in schedule(len(batches), reuses_memory=reuses_memory):
                 self._execute(verb, position)
         except BaseException as error:
+            self._used = self._left = []
             self._recover(error)
             raise
         finally:
             self._batches, self._step_batch, self._moved = (), _no_update, STAY
+
+    def last_times(self) -> StepTimes | None:
+        """Return the times of the last step, which has completed."""
+        if not self._used:
+            return None
+        exposed_ms = sum(events.wanted.elapsed_time(events.granted) for events in self._used)
+        exposed_ms += sum(events.leaving.elapsed_time(events.left) for events in self._left)
+        h2d_ms = sum(events.prefetching.elapsed_time(events.prefetched) for events in self._used)
+        d2h_ms = sum(events.offloading.elapsed_time(events.offloaded) for events in self._used)
+        return StepTimes(h2d_ms * 1e-3, d2h_ms * 1e-3, exposed_ms * 1e-3)
 
     def _execute(self, verb: Verb, position: int) -> None:
         if verb is Verb.PREFETCH:
@@ -147,6 +163,7 @@ class PipelineSwapRuntime:
                 wait(streams.h2d, former_part.events.offloaded, Edge.REUSED)
             move_slots(part.slots, SlotState.H2D, events.prefetched)
             with streams.h2d:
+                events.prefetching.record(streams.h2d)
                 for device_piece, host_piece in self._movement.pieces(position, part, STAY):
                     device_piece.copy_(host_piece, non_blocking=not self._synchronous)
                     self.counts.add_h2d(host_piece)
@@ -163,7 +180,10 @@ class PipelineSwapRuntime:
     def _update(self, position: int) -> None:
         batch = self._batches[position]
         for part in batch.parts:
-            wait(compute_stream(part.streams.device), part.events.prefetched, Edge.PREFETCHED)
+            stream, events = compute_stream(part.streams.device), part.events
+            events.wanted.record(stream)
+            wait(stream, events.prefetched, Edge.PREFETCHED)
+            events.granted.record(stream)
             self._movement.bind(position, part)
             move_slots(part.slots, SlotState.DEVICE)
         batch.progress = Progress.UPDATING
@@ -177,6 +197,7 @@ class PipelineSwapRuntime:
             streams, events = part.streams, part.events
             wait(streams.d2h, events.updated, Edge.UPDATED)
             with streams.d2h:
+                events.offloading.record(streams.d2h)
                 pieces = self._movement.pieces(position, part, self._moved)
                 for device_piece, host_piece in pieces:
                     host_piece.copy_(device_piece, non_blocking=not self._synchronous)
@@ -194,8 +215,11 @@ class PipelineSwapRuntime:
             readers: tuple[torch.Stream, ...] = ()
             if memory_is_wanted:
                 # In stream order, so that the next prefetch's allocation gets this very memory.
-                stream = compute_stream(part.streams.device)
-                wait(stream, part.events.offloaded, Edge.OFFLOADED)
+                stream, events = compute_stream(part.streams.device), part.events
+                events.leaving.record(stream)
+                wait(stream, events.offloaded, Edge.OFFLOADED)
+                events.left.record(stream)
+                self._left.append(events)
             else:
                 # The caller's stream does not wait: the tail hides under the next forward.
                 readers = (part.streams.h2d, part.streams.d2h)
