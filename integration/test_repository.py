@@ -55,7 +55,7 @@ def test_plain_tox_runs_every_environment_but_the_demo() -> None:
 
 @pytest.mark.parametrize("text", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
 def test_named_environments_and_files_exist(text: str) -> None:
-    for name in re.findall(r"tox run -e ([a-z,]+)", text):
+    for name in re.findall(r"tox run -e ([a-z,-]+)", text):
         assert set(name.split(",")) <= set(tox_environments())
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
     missing = [link for link in links if not (ROOT / link).exists()]
