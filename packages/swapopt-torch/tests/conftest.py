@@ -18,6 +18,12 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)
 
 
+def pytest_collection_finish() -> None:
+    # Every test starts with a collection; what the modules imported stays anyway.
+    gc.collect()
+    gc.freeze()
+
+
 def enable_virtual() -> None:
     """Switch both oracles on: the race detector, collecting, and late copies."""
     from swapopt_torch import virtual
