@@ -13,13 +13,14 @@ TORCH = PACKAGES / "swapopt-torch" / "src" / "swapopt_torch"
 
 # The modules of swapopt_torch from the bottom up: each may import those of earlier floors only.
 FLOORS = [
-    {"streams", "host_memory", "guard"},
-    {"layout"},
-    {"residency", "movement", "stats"},
+    {"streams", "host_memory", "guard", "device_traits", "optim.step_counts"},
+    {"layout", "optim.adamw"},
+    {"residency", "movement", "stats", "optim"},
     {"per_tensor", "packed"},
     {"pipeline"},
     {"adapters.base"},
     {"adapters.adam"},
+    {"adapters.hyper_adamw"},
     {"adapters"},
     {"engine", "checkpoint"},
     {"optimizer"},
