@@ -7,12 +7,14 @@ import torch
 from swapopt_common import SwapConfigError, SwapOptimizerConfig
 from swapopt_torch.adapters.adam import TorchNativeAdamAdapter, TorchNativeAdamWAdapter
 from swapopt_torch.adapters.base import TorchAdamBaseAdapter
+from swapopt_torch.adapters.hyper_adamw import TorchHyperAdamWAdapter
 
 __all__ = ["TorchAdamBaseAdapter", "make_adapter"]
 
 _ADAPTERS: tuple[type[TorchAdamBaseAdapter], ...] = (
     TorchNativeAdamWAdapter,
     TorchNativeAdamAdapter,
+    TorchHyperAdamWAdapter,
 )
 
 

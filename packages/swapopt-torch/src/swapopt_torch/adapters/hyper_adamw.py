@@ -1,0 +1,127 @@
+"""HyperParallel's AdamW and ours: one step count per parameter group."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TypedDict
+
+import torch
+
+from swapopt_common import SwapConfigError, SwapOptimizerConfig
+from swapopt_torch.adapters.adam import own_step
+from swapopt_torch.adapters.base import ParamGroup, TorchAdamBaseAdapter, state_tensors
+from swapopt_torch.layout import TorchUnit
+from swapopt_torch.optim import AdamW
+
+# Modules with a class AdamW and the functional adamw it calls. HyperParallel's may be absent: an
+# optimizer of it can only exist once somebody else has imported it.
+_HOMES = (AdamW.__module__, "hyper_parallel.core.optimizer.adamw")
+
+
+class _Settings(TypedDict):
+    """A group's hyperparameters in one step, as the functional update takes them."""
+
+    amsgrad: bool
+    beta1: float
+    beta2: float
+    lr: float
+    weight_decay: float
+    eps: float
+    maximize: bool
+
+
+class TorchHyperAdamWAdapter(TorchAdamBaseAdapter):
+    """Serves swapopt_torch.optim.AdamW and hyper_parallel.core.optimizer.adamw.AdamW.
+
+    A group's count advances with the first update of some of its parameters: not at all in a
+    step that fails before or in that update, once in every other step, however many batches the
+    group is in.
+    """
+
+    serves = "swapopt_torch.optim.AdamW (HyperParallel's AdamW)"
+
+    def __init__(self, optimizer: torch.optim.Optimizer, config: SwapOptimizerConfig) -> None:
+        super().__init__(optimizer, config)
+        home = _home_of(optimizer)
+        assert home is not None, "made for what it matches"
+        self._home = home
+        self._begun: dict[int, _Settings] = {}
+
+    @classmethod
+    def matches(cls, optimizer: object) -> bool:
+        """Accept the classes, and subclasses that leave their update alone."""
+        home = _home_of(optimizer)
+        if home is None:
+            return False
+        kind, known = type(optimizer), home.AdamW
+        same_init_group = getattr(kind, "_init_group", None) is getattr(known, "_init_group", None)
+        return same_init_group and own_step(kind) is own_step(known)
+
+    def validate(self) -> None:
+        """Refuse groups and state keys, and a HyperParallel that lacks the functional update."""
+        super().validate()
+        if not callable(getattr(self._home, "adamw", None)):
+            raise SwapConfigError(
+                f"{self._home} has the class AdamW but no function adamw, which updates one batch "
+                "of its parameters. Use swapopt_torch.optim.AdamW, or a HyperParallel that has it."
+            )
+
+    def first_entries(self, unit: TorchUnit, group: ParamGroup) -> dict[str, torch.Tensor]:
+        """Return nothing: the group counts the steps."""
+        return {}
+
+    def prepare_step(self) -> None:
+        """Collect the gradients; no group has begun this step yet."""
+        super().prepare_step()
+        self._begun = {}
+
+    def update(self, group: ParamGroup, units: Sequence[TorchUnit]) -> None:
+        """Call the functional update of the optimizer's own module."""
+        index = units[0].adapter_index
+        settings = self._begun.get(index)
+        if settings is not None:
+            self._call(group["step"], settings, units)
+            return
+        settings, step = _read_settings(group), group.get("step", 0) + 1
+        # Advanced by what the call returns: one that raises has, as a rule, done nothing yet.
+        group["step"] = self._call(step, settings, units)
+        self._begun[index] = settings
+
+    def _call(self, step: int, settings: _Settings, units: Sequence[TorchUnit]) -> int:
+        functional: Callable[..., None] = self._home.adamw
+        functional(
+            [unit.param for unit in units],
+            [unit.grad for unit in units if unit.grad is not None],
+            state_tensors(units, 0),
+            state_tensors(units, 1),
+            state_tensors(units, 2) if settings["amsgrad"] else [],
+            step,
+            **settings,
+        )
+        return step
+
+
+def _home_of(optimizer: object) -> ModuleType | None:
+    """Return the module whose AdamW an optimizer is, if there is one."""
+    for name in _HOMES:
+        home = sys.modules.get(name)
+        kind = getattr(home, "AdamW", None)
+        if isinstance(kind, type) and isinstance(optimizer, kind):
+            return home
+    return None
+
+
+def _read_settings(group: ParamGroup) -> _Settings:
+    """Read hyperparameters once per step: one that is a tensor on a device makes the host wait."""
+    beta1, beta2 = group["betas"]
+    return _Settings(
+        amsgrad=group["amsgrad"],
+        beta1=float(beta1),
+        beta2=float(beta2),
+        lr=float(group["lr"]),
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=group["maximize"],
+    )
