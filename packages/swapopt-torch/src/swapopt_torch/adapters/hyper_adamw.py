@@ -37,7 +37,7 @@ class TorchHyperAdamWAdapter(TorchAdamBaseAdapter):
 
     A group's count advances with the first update of some of its parameters: not at all in a
     step that fails before or in that update, once in every other step, however many batches the
-    group is in.
+    group is in. (An interrupt just between the kernel and the count leaves the count one behind.)
     """
 
     serves = "swapopt_torch.optim.AdamW (HyperParallel's AdamW)"
@@ -85,11 +85,12 @@ class TorchHyperAdamWAdapter(TorchAdamBaseAdapter):
             self._call(group["step"], settings, units)
             return
         settings, step = _read_settings(group), group.get("step", 0) + 1
-        # Advanced by what the call returns: one that raises has, as a rule, done nothing yet.
-        group["step"] = self._call(step, settings, units)
+        self._call(step, settings, units)
+        # Only now: an update that raises has, as a rule, done nothing yet.
+        group["step"] = step
         self._begun[index] = settings
 
-    def _call(self, step: int, settings: _Settings, units: Sequence[TorchUnit]) -> int:
+    def _call(self, step: int, settings: _Settings, units: Sequence[TorchUnit]) -> None:
         functional: Callable[..., None] = self._home.adamw
         functional(
             [unit.param for unit in units],
@@ -100,7 +101,6 @@ class TorchHyperAdamWAdapter(TorchAdamBaseAdapter):
             step,
             **settings,
         )
-        return step
 
 
 def _home_of(optimizer: object) -> ModuleType | None:
