@@ -13,8 +13,9 @@ TORCH = PACKAGES / "swapopt-torch" / "src" / "swapopt_torch"
 
 # The modules of swapopt_torch from the bottom up: each may import those of earlier floors only.
 FLOORS = [
-    {"streams", "host_memory", "guard", "device_traits", "optim.step_counts"},
-    {"layout", "optim.adamw"},
+    {"streams", "guard", "device_traits", "optim.step_counts"},
+    {"host_memory", "optim.adamw"},
+    {"layout"},
     {"residency", "movement", "stats", "optim"},
     {"per_tensor", "packed"},
     {"pipeline"},

@@ -204,7 +204,7 @@ def test_the_compiled_half_is_read_from_headers_lists_and_strings(wheel: NpuWhee
 def test_what_a_wheel_lacks_is_said(wheel: NpuWheel) -> None:
     ours = OurSources(SOURCES)
     module = faults(list(check_device_module(ours, wheel, "2.10.0")))
-    assert module["torch.npu.synchronize: before memory is unpinned; in the demo"] == (
+    assert module["torch.npu.synchronize: before pinned memory is given back; in the demo"] == (
         "does not exist"
     )
     streams = faults(list(check_streams(ours, wheel)))

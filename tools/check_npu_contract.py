@@ -35,7 +35,9 @@ VERSION: Final = "2.10.0.post7"
 # What we ask of torch.npu, and what for.
 DEVICE_MODULE_NAMES: Final = {
     "current_stream": "updates and allocations run on the caller's stream",
-    "synchronize": "before memory is unpinned; in the demo",
+    "synchronize": "before pinned memory is given back; in the demo",
+    "device": "to ask about the stream of a device that is not current",
+    "is_current_stream_capturing": "a step under graph capture is refused",
     "device_count": "the demo's choice of a device",
     "get_device_name": "what the demo calls the device",
     "memory_stats": "device memory in the demo's table",
@@ -43,11 +45,11 @@ DEVICE_MODULE_NAMES: Final = {
     "empty_cache": "between the demo's runs",
 }
 # What we ask for with hasattr, and the version that brought it.
-NEWER_NAMES: Final[dict[str, str]] = {}
+NEWER_NAMES: Final = {"npurt": "2.10.0.post7"}
 # What only the virtual accelerator is asked for.
 VIRTUAL_NAMES: Final = frozenset({"now", "host_register", "host_unregister"})
 # What we ask of the result of a function of torch.npu; these live in the compiled library.
-RESULT_NAMES: Final[dict[str, frozenset[str]]] = {}
+RESULT_NAMES: Final = {"npurt": frozenset({"npuHostRegister", "npuHostUnregister"})}
 STREAM_METHODS: Final = ("query", "record_event", "synchronize", "wait_event", "wait_stream")
 
 
@@ -82,8 +84,10 @@ NATIVE_CALLS: Final = (
     Native(".copy_", kernels=("copy_",)),
     Native("torch.empty", kernels=("empty.memory_format",)),
     Native("torch.zeros", kernels=("zero_", "_pin_memory", "is_pinned")),
+    Native("torch.zeros_like", kernels=("empty_like", "zero_")),
+    Native("torch.full", kernels=("full",)),
 )
-# torch's own AdamW(fused=True) calls it with these.
+# What torch.optim.AdamW(fused=True) and ours call, and with what.
 FUSED_KERNEL: Final = "_fused_adamw_"
 FUSED_ARGUMENTS: Final = (
     *("self", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_steps"),
@@ -201,7 +205,7 @@ def check_native(wheel: NpuWheel) -> Iterator[Shown]:
             yield Shown(f"{native.call} -> aten::{kernel}", fault)
     arguments = wheel.kernel_arguments(FUSED_KERNEL)
     fault = "" if arguments == FUSED_ARGUMENTS else f"takes {arguments}, not {FUSED_ARGUMENTS}"
-    yield Shown(f"AdamW(fused=True) -> aten::{FUSED_KERNEL} and its arguments", fault)
+    yield Shown(f"fused AdamW -> aten::{FUSED_KERNEL} and its arguments", fault)
 
 
 def check(wheel: NpuWheel, version: str, sources: Path = SOURCES) -> list[Shown]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from swapopt_torch import device_traits, optim
+from swapopt_torch import optim
 from training import assert_same_bits
 
 STEPS = 8
@@ -165,33 +165,6 @@ def test_one_kernel_per_dtype_and_one_step_tensor(
     assert (step.device, step.dtype, step.shape, step.item()) == (device, torch.float32, (), 1.0)
 
 
-def test_step_tensors_are_of_the_dtype_that_the_device_wants(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A device that takes integers, as Ascend's does: the same values."""
-    assert device_traits.fused_step_dtype("npu") is torch.int64
-    assert device_traits.fused_step_dtype(device.type) is torch.float32
-    monkeypatch.setitem(device_traits._FUSED_STEP_DTYPES, device.type, torch.int64)
-    dtypes = []
-    kernel = torch._fused_adamw_
-
-    def integers_only(*tensors: list[torch.Tensor], **options: Any) -> None:
-        dtypes.extend(step.dtype for step in tensors[5])
-        kernel(*tensors[:5], [step.float() for step in tensors[5]], **options)
-
-    one, other = parameters(device), parameters(device)
-    optimizer = optim.AdamW(one, 1e-2)
-    reference = torch.optim.AdamW(other, 1e-2, fused=True)
-    for seed in range(3):
-        give_gradients(one, other, seed=seed)
-        reference.step()
-        with monkeypatch.context() as patch:
-            patch.setattr(torch, "_fused_adamw_", integers_only)
-            optimizer.step()
-    assert set(dtypes) == {torch.int64}
-    assert_equal(one, optimizer, other, reference)
-
-
 def test_the_functional_alone(place: torch.device) -> None:
     one, other = parameters(place, 2), parameters(place, 2)
     give_gradients(one, other, seed=0)
@@ -271,14 +244,6 @@ def test_refusals_change_nothing(place: torch.device, monkeypatch: pytest.Monkey
     assert_same_bits(dense, before, "parameter")
     optimizer.step()
     assert [group["step"] for group in optimizer.param_groups] == [1, 0]
-
-
-def test_only_cuda_streams_are_asked_whether_they_capture(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert device_traits.is_capturing(torch.device("cuda", 0))
-    assert not device_traits.is_capturing(torch.device("cpu"))
 
 
 def test_no_scaling_support_is_claimed(place: torch.device) -> None:

@@ -1,9 +1,9 @@
 """Pinned host memory of exact size, and the host mirrors that live in it.
 
 torch's pinned allocators round every request up to a power of two. Where the device lets us
-register memory of our own (CUDA, the virtual accelerator) a region is an anonymous mapping, a
-whole number of pages, registered with the device: the kernel hands it out as zeros, so states
-are born there without being written. Elsewhere a region is one pinned allocation.
+register memory of our own (see `device_traits`) a region is an anonymous mapping, a whole number
+of pages, registered with the device: the kernel hands it out as zeros, so states are born there
+without being written. Elsewhere a region is one pinned allocation.
 """
 
 from __future__ import annotations
@@ -12,22 +12,14 @@ import ctypes
 import math
 import mmap
 import weakref
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from swapopt_common import HostMemoryError
+from swapopt_torch.device_traits import HostRegistrar, pinned_block_nbytes, traits_of
 
 SLOT_ALIGNMENT_BYTES = 64
-
-
-class _Registrar(NamedTuple):
-    """How one kind of device pins and unpins memory that is already mapped (address, bytes)."""
-
-    register: Callable[[int, int], None]
-    unregister: Callable[[int], None]
-    synchronize: Callable[[], None]
 
 
 # What torch.frombuffer takes; a host mirror keeps it, and so the memory, alive.
@@ -43,11 +35,13 @@ class _HeldBytes:
 class _RegisteredMapping(mmap.mmap):
     """An anonymous mapping registered with a device until the last mirror over it is gone."""
 
-    _registrar: _Registrar | None = None
+    _registrar: HostRegistrar | None = None
+    _device = torch.device("cpu")
     _address = 0
 
-    def pin(self, registrar: _Registrar) -> None:
+    def pin(self, registrar: HostRegistrar, device: torch.device) -> None:
         """Register the mapping; raises whatever the device's own call raises."""
+        self._device = device
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self))
         registrar.register(self._address, len(self))
         # Nothing may come between these: memory that goes away while it is registered is a trap.
@@ -58,49 +52,41 @@ class _RegisteredMapping(mmap.mmap):
         # Runs before the mapping goes away. A copy may still be under way; unpinning under it
         # would be undefined, so the device is drained first.
         if self._registrar is not None:
-            self._registrar.synchronize()
+            _synchronize(self._device)
             self._registrar.unregister(self._address)
             _HeldBytes.total -= len(self)
 
 
-def _cuda_registrar(device: torch.device) -> _Registrar:
-    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    portable = 1  # cudaHostRegisterPortable: pinned for every context of the process
+class _PinnedBlock:
+    """A block of torch's pinned allocator, held until the last mirror over it is gone."""
 
-    def check(code: int) -> None:
-        if int(code) != 0:
-            raise RuntimeError(f"cudaHostRegister/Unregister failed with error {int(code)}")
+    def __init__(self, memory: torch.Tensor, device: torch.device) -> None:
+        self._memory = memory
+        self._device = device
+        _HeldBytes.total += pinned_block_nbytes(memory.nbytes)
 
-    return _Registrar(
-        lambda address, nbytes: check(runtime.cudaHostRegister(address, nbytes, portable)),
-        lambda address: check(runtime.cudaHostUnregister(address)),
-        lambda: torch.cuda.synchronize(device),
-    )
-
-
-def _registrar(device: torch.device) -> _Registrar | None:
-    """Return how ``device`` registers memory, or None where it cannot."""
-    if device.type == "cuda":
-        return _cuda_registrar(device)
-    module = torch.get_device_module(device)
-    if hasattr(module, "host_register") and hasattr(module, "host_unregister"):
-        return _Registrar(
-            module.host_register, module.host_unregister, lambda: module.synchronize(device)
-        )
-    return None
+    def __del__(self) -> None:
+        # The allocator looks blocks up by the tensor that copies, and mirrors are not its own: it
+        # has not seen their copies, and would lend the block out again under one of them.
+        _synchronize(self._device)
+        _HeldBytes.total -= pinned_block_nbytes(self._memory.nbytes)
 
 
-def _registered_buffer(nbytes: int, registrar: _Registrar) -> _Buffer:
+def _synchronize(device: torch.device) -> None:
+    torch.get_device_module(device).synchronize(device)
+
+
+def _registered_buffer(nbytes: int, registrar: HostRegistrar, device: torch.device) -> _Buffer:
     pages = -(-nbytes // mmap.PAGESIZE)
     mapping = _RegisteredMapping(-1, pages * mmap.PAGESIZE)
-    mapping.pin(registrar)
+    mapping.pin(registrar, device)
     return mapping
 
 
-def _allocated_buffer(nbytes: int) -> _Buffer:
+def _allocated_buffer(nbytes: int, device: torch.device) -> _Buffer:
     memory = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
     buffer = (ctypes.c_char * nbytes).from_address(memory.data_ptr())
-    buffer._owner = memory  # type: ignore[attr-defined]  # keeps the pinned block alive
+    buffer._owner = _PinnedBlock(memory, device)  # type: ignore[attr-defined]
     return buffer
 
 
@@ -142,8 +128,10 @@ class HostRegion:
 
     @property
     def pinned_nbytes(self) -> int:
-        """Bytes of pinned memory the region takes: a whole number of pages where registered."""
-        return len(self._buffer)
+        """Bytes of pinned memory the region takes: whole pages, or a block of the allocator."""
+        nbytes = len(self._buffer)
+        is_registered = isinstance(self._buffer, _RegisteredMapping)
+        return nbytes if is_registered else pinned_block_nbytes(nbytes)
 
     @property
     def is_lent(self) -> bool:
@@ -167,12 +155,12 @@ def allocate_region(dtype: torch.dtype, numel: int, device: torch.device) -> Hos
         HostMemoryError: the host could not provide or pin the memory.
     """
     nbytes = numel * dtype.itemsize
-    registrar = _registrar(device)
+    registrar = traits_of(device).find_registrar(device)
     try:
         buffer = (
-            _allocated_buffer(nbytes)
+            _allocated_buffer(nbytes, device)
             if registrar is None
-            else _registered_buffer(nbytes, registrar)
+            else _registered_buffer(nbytes, registrar, device)
         )
     except (RuntimeError, OSError, MemoryError) as error:
         raise HostMemoryError(

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.optim.optimizer import ParamsT
 
-from swapopt_torch.device_traits import fused_step_dtype, is_capturing
+from swapopt_torch.device_traits import is_capturing, traits_of
 from swapopt_torch.optim.step_counts import count_per_group
 
 # torch's own type of a group: hyperparameters of any kind under their names.
@@ -152,7 +152,8 @@ def adamw(  # noqa: PLR0913 - the signature is HyperParallel's
     for (device, _), indices in alike.items():
         if device not in steps:
             # A fill on the device: a copy from the host would make the host wait for it.
-            steps[device] = torch.full((), step, dtype=fused_step_dtype(device.type), device=device)
+            dtype = traits_of(device).fused_step_dtype
+            steps[device] = torch.full((), step, dtype=dtype, device=device)
         chosen = [[tensors[index] for index in indices] for tensors in lists]
         torch._fused_adamw_(
             chosen[0],
