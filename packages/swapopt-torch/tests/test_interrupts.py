@@ -18,7 +18,7 @@ from training import bits
 
 SOURCES = str(swapopt_torch.__file__).removesuffix("__init__.py")
 # What runs after a failure is not interrupted a second time.
-RECOVERY = {"_recover", "drop_gradients", "invalidate", "__del__", "pin"}
+RECOVERY = {"recover", "drop_gradients", "invalidate", "__del__", "pin"}
 
 
 class Interrupt:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from swapopt_common import SwapConfigError
+from swapopt_common import STATE_KEYS, SwapConfigError
 from swapopt_torch.adapters.base import ParamGroup, TorchAdamBaseAdapter
 from swapopt_torch.layout import TorchSlot
 
@@ -38,9 +38,8 @@ def save(
             numbers.setdefault(param, len(numbers))
     return {
         "state": {
-            numbers.get(param, param): {
-                key: _snapshot(value, lend) for key, value in entries.items()
-            }
+            # torch keeps what users put beside the parameters' states as it is.
+            numbers.get(param, param): _snapshot_entries(entries, lend)
             for param, entries in state.items()
         },
         "param_groups": [
@@ -49,6 +48,14 @@ def save(
             for group in groups
         ],
     }
+
+
+def _snapshot_entries(
+    entries: object, lend: Callable[[torch.Tensor], torch.Tensor | None]
+) -> object:
+    if not isinstance(entries, dict):
+        return deepcopy(entries)
+    return {key: _snapshot(value, lend) for key, value in entries.items()}
 
 
 def _snapshot(value: object, lend: Callable[[torch.Tensor], torch.Tensor | None]) -> object:
@@ -100,7 +107,9 @@ def load(adapter: TorchAdamBaseAdapter, groups: Sequence[ParamGroup], saved: Sta
     numbers = [number for group in saved_groups for number in group["params"]]
     by_number = dict(zip(numbers, adapter.units, strict=True))
     for number, unit in by_number.items():
-        _check_states(unit.param, unit.name, saved["state"].get(number, {}))
+        entries = saved["state"].get(number, {})
+        _check_states(unit.param, unit.name, entries)
+        adapter.check_complete(entries, saved_groups[unit.adapter_index], unit.name)
     state: OptimizerState = defaultdict(dict)
     fills: list[tuple[torch.Tensor, torch.Tensor]] = []
     for number, entries in saved["state"].items():
@@ -138,8 +147,13 @@ def _check_groups(
 
 
 def _check_states(param: torch.Tensor, name: str, entries: Mapping[str, object]) -> None:
-    for key, value in entries.items():
-        if isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape != param.shape:
+    for key in STATE_KEYS:
+        value = entries.get(key, param)
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            raise SwapConfigError(
+                f"{key} of {name} is no dense tensor in the checkpoint but {type(value).__name__}."
+            )
+        if value.shape != param.shape:
             raise SwapConfigError(
                 f"{key} of {name} has shape {tuple(value.shape)} in the checkpoint; the parameter "
                 f"has shape {tuple(param.shape)}."

@@ -42,7 +42,9 @@ class SwapEngine:
         self, config: SwapOptimizerConfig, *, packed_by_default: bool, synchronous: bool
     ) -> None:
         self._config = config
-        self._packed = packed_by_default if config.packed_swap is None else config.packed_swap
+        self._packed = self._packed_on_one_device = (
+            packed_by_default if config.packed_swap is None else config.packed_swap
+        )
         self._synchronous = synchronous
         self._movement: Movement | None = None
         # Weak: memory that no slot lives in any more goes when the last snapshot of it goes.
@@ -52,13 +54,7 @@ class SwapEngine:
         self.layout = SwapLayout(config.swap_times, packed=self._packed)
         self.runtime: PipelineSwapRuntime | None = None
 
-    def check_devices(self, units: Iterable[TorchUnit]) -> None:
-        """Refuse ``packed_swap=True`` over several devices, before anything has changed.
-
-        Raises:
-            SwapConfigError: which devices were found.
-        """
-        devices = self._devices_with(units)
+    def _check_devices(self, devices: set[torch.device]) -> None:
         if self._config.packed_swap and len(devices) > 1:
             raise SwapConfigError(
                 "packed_swap=True moves states through staging arenas on one device, but these "
@@ -72,10 +68,10 @@ class SwapEngine:
         Slots that have host memory keep it; nothing is copied twice.
 
         Raises:
-            SwapConfigError: see `check_devices`; nothing has changed.
+            SwapConfigError: packed_swap=True and states on several devices; nothing has changed.
             HostMemoryError: no state has moved.
         """
-        self.check_devices(units)
+        self._check_devices(_devices_of(units))
         self.settle()
         self._forget_plans()
         self._plan([unit for unit in units if unit.param.requires_grad or unit.has_state])
@@ -93,12 +89,12 @@ class SwapEngine:
         """
         unplanned = [unit for unit in newcomers if unit.batch_index is None]
         if not self._has_mirrors() and (unplanned or _any_frozen(units)):
-            self.check_devices(newcomers)
+            self._check_devices(_devices_of(newcomers))
             self._forget_plans()
             fresh = set(newcomers)
             unplanned = [unit for unit in units if unit.param.requires_grad or unit in fresh]
         if unplanned:
-            self.check_devices(unplanned)
+            self._check_devices(self.layout.devices | _devices_of(unplanned))
             self._plan(unplanned)
         self._admit(newcomers)
 
@@ -109,13 +105,14 @@ class SwapEngine:
         for batch in self.layout.batches:
             for unit in batch.units:
                 unit.batch_index = None
+        self._packed = self._packed_on_one_device
         self.layout = SwapLayout(self._config.swap_times, packed=self._packed)
         self._movement = self.runtime = None
         self._events.clear()
         self._whole_parts.clear()
 
     def _plan(self, units: Sequence[TorchUnit]) -> None:
-        devices = self._devices_with(units)
+        devices = self.layout.devices | _devices_of(units)
         if self._packed and len(devices) > 1:
             warnings.warn(
                 f"swapopt: states are on {len(devices)} devices; they move per tensor instead of "
@@ -209,6 +206,8 @@ class SwapEngine:
 
     def settle(self) -> None:
         """Block the host until all offloads are complete: the mirrors can be read."""
+        if self.runtime is not None:
+            self.runtime.recover()
         for device in self.layout.devices:
             copy_streams(device).settle()
 
@@ -225,9 +224,6 @@ class SwapEngine:
             return
         event = offload_states(states, copy_streams(device), synchronous=self._synchronous)
         move_slots(slots, SlotState.HOST, event)
-
-    def _devices_with(self, units: Iterable[TorchUnit]) -> set[torch.device]:
-        return self.layout.devices | {slot.device for unit in units for slot in unit.swapped()}
 
     def _step_batches(self, units: Sequence[TorchUnit]) -> list[StepBatch]:
         buckets: dict[Batch, list[TorchUnit]] = {}
@@ -269,6 +265,10 @@ class SwapEngine:
         if events is None:
             events = self._events[batch, device] = BatchEvents(device)
         return events
+
+
+def _devices_of(units: Iterable[TorchUnit]) -> set[torch.device]:
+    return {slot.device for unit in units for slot in unit.swapped()}
 
 
 def _any_frozen(units: Sequence[TorchUnit]) -> bool:

@@ -25,6 +25,7 @@ class TorchSlot(SwapSlot[torch.Tensor, torch.Event]):
         dtype, device: of the state during an update.
         resident_reason: why the state does not swap; None for one that does.
         region: the host region its mirror lies in, once materialised.
+        host_address: where its mirror begins, in bytes.
         device_tensor: per-tensor movement: the tensor the update sees; its storage is empty
             between steps.
     """
@@ -33,7 +34,14 @@ class TorchSlot(SwapSlot[torch.Tensor, torch.Event]):
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     resident_reason: str | None = None
     region: HostRegion | None = None
+    host_address: int = 0
     device_tensor: torch.Tensor | None = None
+
+    def live_in(self, region: HostRegion) -> None:
+        """Make the host mirror in a region, at the slot's offset; what it holds stays there."""
+        self.cpu_tensor = region.mirror(self.host_offset, self.shape)
+        self.host_address = self.cpu_tensor.data_ptr()
+        self.region = region
 
 
 @dataclass(eq=False, slots=True)
@@ -43,12 +51,14 @@ class TorchUnit(UpdateUnit[torch.Tensor, TorchSlot]):
     Attributes:
         name: how messages call the parameter.
         device: the device its states are updated on.
+        kind: dtype, shape and strides of the parameter when the unit was made.
         has_state: whether the optimizer has states for it (it had a gradient).
         batch_index: which batch of the layout it belongs to; None before it is planned.
     """
 
     name: str = ""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    kind: tuple[object, ...] = ()
     has_state: bool = False
     batch_index: int | None = None
 
@@ -148,10 +158,9 @@ class SwapLayout:
         """
         wanting = [(u, slot) for u in units for slot in u.swapped() if slot.region is None]
         for slot, region, host_offset in _place([slot for _, slot in wanting]):
-            slot.region = region
             slot.host_offset = host_offset
-            slot.cpu_tensor = region.mirror(host_offset, slot.shape)
             slot.packed = self.packed
+            slot.live_in(region)
         for unit, _ in wanting:
             batch = self.batch_of(unit)
             batch.materialised += 1

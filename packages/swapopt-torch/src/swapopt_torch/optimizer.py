@@ -31,7 +31,8 @@ def swap_optimizer(
     bit for bit.
 
     Args:
-        optimizer: a torch.optim.Adam or torch.optim.AdamW. It keeps its groups and its state, but
+        optimizer: a torch.optim.Adam, a torch.optim.AdamW, or HyperParallel's AdamW
+            (`swapopt_torch.optim.AdamW` or its original). It keeps its groups and its state, but
             its own ``step()`` must not be called any more.
         config: what to swap and how; the defaults suit most models.
         synchronous: make every copy block the host. Slow; for finding faults, or where
@@ -75,12 +76,8 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         self._engine = SwapEngine(
             config, packed_by_default=self._adapter.packed_by_default, synchronous=synchronous
         )
-        self._attach()
-        self._share_hooks()
-        self._patch_step_function()
-        self._base_step = guard.take_step_away(optimizer)
-        self._unswapped = False
-        guard.mark_swapped(self)
+        self._adapter.register_units()
+        # Warnings come before anything changes: they may be errors.
         if config.include_master_params:
             warnings.warn(
                 "swapopt: include_master_params=True has no effect on torch optimizers: only "
@@ -88,6 +85,12 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
                 stacklevel=3,
             )
         self._warn_if_nothing_swaps()
+        self._attach()
+        self._share_hooks()
+        self._patch_step_function()
+        self._base_step = guard.take_step_away(optimizer)
+        self._unswapped = False
+        guard.mark_swapped(self)
 
     def unswap(self) -> torch.optim.Optimizer:
         """Undo the swapping: return the wrapped optimizer, its states on their devices.
@@ -153,6 +156,8 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         """
         self._engine.settle()
 
+    # As torch's own optimizers: a compiled caller breaks its graph here.
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient.
 
@@ -182,15 +187,15 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
 
     def _step(self) -> None:
         adapter, engine = self._adapter, self._engine
-        adapter.prepare_step()
-        if adapter.registration_is_stale():
-            self._attach()
-            adapter.prepare_step()
+        mirrors_may_move = engine.has_lent
         # torch's GradScaler sets these on the optimizer it steps, and deletes them afterwards.
         adapter.grad_scale = getattr(self, "grad_scale", None)
         adapter.found_inf = getattr(self, "found_inf", None)
-        mirrors_may_move = engine.has_lent
         try:
+            adapter.prepare_step()
+            if adapter.registration_is_stale():
+                self._attach()
+                adapter.prepare_step()
             newcomers = adapter.newcomers()
             if newcomers:
                 engine.welcome(newcomers, adapter.units)
@@ -232,7 +237,9 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
 
         All states are in host memory; nothing moves to a device. Later steps and loads change
         nothing in it: it shares the host mirrors' memory, and as long as it lives, steps offload
-        to fresh pinned memory instead. Blocks the host until the last offloads are done.
+        to fresh pinned memory instead. A forked process shares that memory, too: what it is to
+        keep longer than this process does, deepcopy. Blocks the host until the last offloads are
+        done.
         """
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
@@ -266,8 +273,8 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
             self._attach()
         loaded = checkpoint.load(self._adapter, self.param_groups, state_dict)
         before = {"state": self._base.state, "param_groups": self._base.param_groups}
-        self._base.__setstate__({"state": loaded.state, "param_groups": loaded.groups})
         try:
+            self._base.__setstate__({"state": loaded.state, "param_groups": loaded.groups})
             self._attach()
         except BaseException:
             self._base.__setstate__(before)

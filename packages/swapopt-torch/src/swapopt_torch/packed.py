@@ -79,6 +79,9 @@ class _BatchPlan:
                     by_region.setdefault(slot.region, []).append(slot)
         by_dtype: dict[torch.dtype, list[TorchSlot]] = {}
         for region, slots in by_region.items():
+            # As they lie in host memory, whatever the order of the parameters has become: what is
+            # next to each other there is so here, and moves in one copy.
+            slots.sort(key=lambda slot: slot.host_offset)
             by_dtype.setdefault(region.flat.dtype, []).extend(slots)
         offset_bytes = 0
         for dtype, slots in by_dtype.items():

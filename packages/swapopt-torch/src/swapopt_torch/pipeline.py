@@ -88,6 +88,7 @@ class PipelineSwapRuntime:
         self._batches: Sequence[StepBatch] = ()
         self._step_batch: Callable[[Sequence[TorchUnit]], None] = _no_update
         self._moved: RegionMoves = STAY
+        self._failed = False
         self.counts = TransferCounts()
         self._used: list[BatchEvents] = []
         self._left: list[BatchEvents] = []
@@ -111,6 +112,7 @@ class PipelineSwapRuntime:
                 batch was updated the cause itself is raised. Either way all states are in their
                 host mirrors again and no device memory is held.
         """
+        self.recover()
         self._batches, self._step_batch, self._moved = batches, step_batch, moved
         self.counts = TransferCounts()
         self._used = [part.events for batch in batches for part in batch.parts]
@@ -124,11 +126,39 @@ class PipelineSwapRuntime:
             for verb, position in schedule(len(batches), reuses_memory=reuses_memory):
                 self._execute(verb, position)
         except BaseException as error:
-            self._used = self._left = []
-            self._recover(error)
+            self._failed = True
+            updated = _updated_positions(batches)
+            self.recover()
+            if updated and isinstance(error, Exception):
+                raise SwapStepError(_describe(batches, updated, error), updated) from error
             raise
-        finally:
-            self._batches, self._step_batch, self._moved = (), _no_update, STAY
+        self._end_step()
+
+    def recover(self) -> None:
+        """Bring every state of a failed step home and free the memory (invariant 6).
+
+        Does nothing if no step has failed. May itself be interrupted: the next call goes on.
+        """
+        if not self._failed:
+            return
+        self._used = self._left = []
+        for streams in _streams_of(self._batches):
+            streams.drain()
+        for position, batch in enumerate(self._batches):
+            came_home = STAY
+            if batch.progress is Progress.UPDATING:
+                self._bring_home(position, batch)
+                came_home = self._moved
+            for part in batch.parts:
+                _land(part.slots)
+                _bind_mirrors(part, came_home)
+            batch.progress = Progress.RELEASED
+        self._movement.release_all([part for batch in self._batches for part in batch.parts])
+        self._failed = False
+        self._end_step()
+
+    def _end_step(self) -> None:
+        self._batches, self._step_batch, self._moved = (), _no_update, STAY
 
     def last_times(self) -> StepTimes | None:
         """Return the times of the last step, which has completed."""
@@ -231,29 +261,6 @@ class PipelineSwapRuntime:
             move_slots(part.slots, SlotState.HOST, part.events.offloaded)
         batch.progress = Progress.RELEASED
 
-    def _recover(self, error: BaseException) -> None:
-        """Bring every state home, free the memory; see docs/design.md invariant 6."""
-        for streams in _streams_of(self._batches):
-            streams.drain()
-        updated = tuple(
-            position
-            for position, batch in enumerate(self._batches)
-            if batch.progress >= Progress.UPDATING
-        )
-        parts: list[DevicePart] = []
-        for position, batch in enumerate(self._batches):
-            parts.extend(batch.parts)
-            came_home = STAY
-            if batch.progress is Progress.UPDATING:
-                self._bring_home(position, batch)
-                came_home = self._moved
-            for part in batch.parts:
-                _land(part.slots)
-                _bind_mirrors(part, came_home)
-        self._movement.release_all(parts)
-        if updated and isinstance(error, Exception):
-            raise SwapStepError(_describe(self._batches, updated, error), updated) from error
-
     def _bring_home(self, position: int, batch: StepBatch) -> None:
         for part in batch.parts:
             for device_piece, host_piece in self._movement.pieces(position, part, self._moved):
@@ -285,6 +292,10 @@ def _no_update(units: Sequence[TorchUnit]) -> None:
     raise AssertionError(f"{len(units)} units outside a step")
 
 
+def _updated_positions(batches: Sequence[StepBatch]) -> tuple[int, ...]:
+    return tuple(i for i, batch in enumerate(batches) if batch.progress >= Progress.UPDATING)
+
+
 def _streams_of(batches: Sequence[StepBatch]) -> list[CopyStreams]:
     return list({part.streams: None for batch in batches for part in batch.parts})
 
@@ -294,8 +305,7 @@ def _bind_mirrors(part: DevicePart, moved: RegionMoves) -> None:
     for slot in part.slots:
         new_region = moved.get(slot.region) if slot.region is not None else None
         if new_region is not None:
-            slot.region = new_region
-            slot.cpu_tensor = new_region.mirror(slot.host_offset, slot.shape)
+            slot.live_in(new_region)
             part.batch.version += 1
         slot.tensor = slot.cpu_tensor
 

@@ -38,10 +38,16 @@ def make_slots(
     for key in keys:
         tensor, old = state.get(key), known.get(key)
         if old is not None and _fits(old, tensor, param):
-            slots.append(old if tensor is old.cpu_tensor else _refilled(old, tensor))
+            slots.append(old if holds_mirror(old, tensor) else _refilled(old, tensor))
         else:
             slots.append(_make_slot(param, key, tensor, config, shared_storages))
     return slots
+
+
+def holds_mirror(slot: TorchSlot, value: object) -> bool:
+    """Say whether a state is the slot's host mirror, and still lies where it was made."""
+    mirror = slot.cpu_tensor
+    return mirror is not None and value is mirror and mirror.data_ptr() == slot.host_address
 
 
 def _fits(slot: TorchSlot, tensor: torch.Tensor | None, param: torch.Tensor) -> bool:
@@ -50,7 +56,7 @@ def _fits(slot: TorchSlot, tensor: torch.Tensor | None, param: torch.Tensor) -> 
         tensor is not None
         and slot.region is not None
         and slot.state is SlotState.HOST
-        and (tensor is slot.cpu_tensor or not slot.region.is_lent)
+        and (holds_mirror(slot, tensor) or not slot.region.is_lent)
         and slot.device == param.device
         and slot.dtype == tensor.dtype
         and slot.shape == tensor.shape
@@ -59,7 +65,10 @@ def _fits(slot: TorchSlot, tensor: torch.Tensor | None, param: torch.Tensor) -> 
 
 def _refilled(slot: TorchSlot, tensor: torch.Tensor | None) -> TorchSlot:
     """Return a slot over the same host memory for a state that somebody put in its place."""
-    return replace(slot, tensor=tensor, state=SlotState.DEVICE, event=None, device_tensor=None)
+    refilled = replace(slot, tensor=tensor, state=SlotState.DEVICE, event=None, device_tensor=None)
+    assert slot.region is not None, "only a slot with host memory can be refilled"
+    refilled.live_in(slot.region)
+    return refilled
 
 
 def find_shared_storages(states: Sequence[Mapping[str, object]]) -> frozenset[int]:

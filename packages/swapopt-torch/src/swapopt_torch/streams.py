@@ -55,9 +55,13 @@ class CopyStreams:
 
     def settle(self) -> None:
         """Block the host until every offload issued on this device has completed."""
-        tail, self._tail = self._tail, None
+        tail = self._tail
         if tail is not None:
             tail.synchronize()
+            # Only now, and only if no other thread has issued more meanwhile: a wait that is
+            # interrupted has not happened.
+            if self._tail is tail:
+                self._tail = None
 
     def drain(self) -> None:
         """Block the host until both copy streams and the caller's stream are idle."""

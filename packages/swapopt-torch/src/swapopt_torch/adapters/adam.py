@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from torch.optim import adam as torch_adam
 from swapopt_torch.adapters.base import ParamGroup, TorchAdamBaseAdapter, state_tensors
 from swapopt_torch.layout import TorchUnit
 
+_DYNAMO = os.path.join("torch", "_dynamo", "")
 _HOOKED_STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
 
 
@@ -18,6 +20,7 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
     """What the two native optimizers have in common: torch's own functional update."""
 
     optimizer_class: ClassVar[type[torch.optim.Adam]]
+    further_keys = ("step",)
 
     @classmethod
     def matches(cls, optimizer: object) -> bool:
@@ -26,7 +29,8 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
             return False
         kind = type(optimizer)
         same_step = own_step(kind) is own_step(torch.optim.Adam)
-        return same_step and kind._init_group is torch.optim.Adam._init_group
+        own_init, init = kind._init_group, torch.optim.Adam._init_group
+        return same_step and _without_torch_wrappers(own_init) is _without_torch_wrappers(init)
 
     def first_entries(self, unit: TorchUnit, group: ParamGroup) -> dict[str, torch.Tensor]:
         """Make the step counter where torch keeps it.
@@ -77,10 +81,20 @@ def own_step(kind: type) -> object:
     Judged by the class, so that a scheduler's patch on an instance is no override; and by the
     wrapper's code, since a decorator of the user's may carry over the wrapper's attributes.
     """
-    step = vars(kind).get("step") or kind.step  # type: ignore[attr-defined]
-    while getattr(step, "__code__", None) is _HOOKED_STEP_CODE:
-        step = step.__wrapped__
-    return step
+    return _without_torch_wrappers(vars(kind).get("step") or kind.step)  # type: ignore[attr-defined]
+
+
+def _without_torch_wrappers(function: object) -> object:
+    """Take off the profiling wrapper of an optimizer's step, and torch.compile's own."""
+    while True:
+        code = getattr(function, "__code__", None)
+        if code is _HOOKED_STEP_CODE:
+            function = function.__wrapped__  # type: ignore[attr-defined]
+        elif code is not None and _DYNAMO in code.co_filename:
+            # The first torch.compile of a process wraps the methods of every optimizer class.
+            function = function._torchdynamo_orig_callable  # type: ignore[attr-defined]
+        else:
+            return function
 
 
 class TorchNativeAdamAdapter(_TorchNativeAdapter):

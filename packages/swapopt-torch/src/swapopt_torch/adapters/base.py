@@ -11,7 +11,7 @@ import torch
 
 from swapopt_common import OptimizerSwapAdapter, SwapConfigError, SwapOptimizerConfig
 from swapopt_torch.layout import TorchSlot, TorchUnit
-from swapopt_torch.residency import find_shared_storages, make_slots
+from swapopt_torch.residency import find_shared_storages, holds_mirror, make_slots
 
 # torch's own type of a group: hyperparameters of any kind under their names.
 ParamGroup: TypeAlias = dict[str, Any]
@@ -36,13 +36,15 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
     """How messages call the optimizer class."""
     refused_flags: ClassVar[tuple[str, ...]] = ()
     """Settings of a group that must not be True."""
+    further_keys: ClassVar[tuple[str, ...]] = ()
+    """What a state holds beside the moments."""
     packed_by_default: ClassVar[bool] = True
 
     def __init__(self, optimizer: torch.optim.Optimizer, config: SwapOptimizerConfig) -> None:
         self._optimizer = optimizer
         self._config = config
         self._active: list[TorchUnit] = []
-        self._registered: tuple[tuple[int, bool], ...] | None = None
+        self._registered: list[tuple[object, ...]] | None = None
         self.units: list[TorchUnit] = []
         self.grad_scale: torch.Tensor | None = None
         self.found_inf: torch.Tensor | None = None
@@ -76,24 +78,35 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
                     "(or None), because it updates the parameters batch by batch."
                 )
 
+    def check_complete(self, state: Mapping[str, object], group: ParamGroup, name: str) -> None:
+        """Raise SwapConfigError if a state has some of what its update needs, but not all."""
+        missing = [key for key in (*self.further_keys, *_state_keys(group)) if key not in state]
+        if state and missing:
+            raise SwapConfigError(
+                f"{name} has optimizer states {', '.join(map(str, state))} but not "
+                f"{', '.join(missing)}. AMSGrad must be chosen before the first step; set "
+                "amsgrad=False or load a matching checkpoint."
+            )
+
     def register_units(self) -> list[TorchUnit]:
         """Make a unit for every parameter from the groups and the state as they are now.
 
         Raises:
-            SwapConfigError: a parameter has some of the states its update needs but not all, or
-                has one that cannot swap on another device.
+            SwapConfigError: a parameter is there twice, has some of the states its update needs
+                but not all, or has one that cannot swap on another device.
         """
         states = self._optimizer.state
         known = {unit.param: {slot.name: slot for slot in unit.slots} for unit in self.units}
         params = [(i, j, p) for i, g in enumerate(self._groups) for j, p in enumerate(g["params"])]
         shared = find_shared_storages([states[p] for _, _, p in params if p in states])
+        _check_distinct([param for _, _, param in params], self.serves)
         units = []
         for index, position, param in params:
             group = self._groups[index]
             state = states.get(param, {})
             name = _param_name(group, index, position)
             keys = _state_keys(group)
-            _check_complete(state, keys, name)
+            self.check_complete(state, group, name)
             slots = make_slots(param, keys, state, self._config, shared, known.get(param, {}))
             _check_devices(param, slots, name)
             units.append(
@@ -104,6 +117,7 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
                     name=name,
                     device=param.device,
                     has_state=bool(state),
+                    kind=kind_of(param),
                 )
             )
         self.units = units
@@ -113,12 +127,15 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
     def registration_is_stale(self) -> bool:
         """Say whether what `register_units` found has been changed by others since.
 
-        Groups that gained parameters or switched AMSGrad, models that moved, states that were put
-        in place of ours or taken away; the last two for the parameters of this step.
+        Groups with other parameters or AMSGrad switched, and for the parameters of this step:
+        models that moved or, before the first gradient, changed dtype or layout; states that were
+        put in place of ours or taken away.
         """
         states = self._optimizer.state
         return self._signature() != self._registered or any(
-            unit.param.device != unit.device or not _state_is_ours(unit, states.get(unit.param))
+            unit.param.device != unit.device
+            or not _state_is_ours(unit, states.get(unit.param))
+            or (not unit.has_state and unit.kind != kind_of(unit.param))
             for unit in self._active
         )
 
@@ -209,8 +226,8 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
             unit.grad = None
         self._active = []
 
-    def _signature(self) -> tuple[tuple[int, bool], ...]:
-        return tuple((len(group["params"]), bool(group["amsgrad"])) for group in self._groups)
+    def _signature(self) -> list[tuple[object, ...]]:
+        return [(bool(group["amsgrad"]), *map(id, group["params"])) for group in self._groups]
 
     @property
     def _groups(self) -> list[ParamGroup]:
@@ -224,16 +241,7 @@ _MISSING_KEY_HINTS = {
 
 
 def _state_keys(group: Mapping[str, object]) -> tuple[str, ...]:
-    return _AMSGRAD_KEYS if group["amsgrad"] else _MOMENT_KEYS
-
-
-def _check_complete(state: Mapping[str, object], keys: Sequence[str], name: str) -> None:
-    missing = [key for key in keys if key not in state]
-    if state and missing:
-        raise SwapConfigError(
-            f"{name} has optimizer states {', '.join(state)} but not {', '.join(missing)}. AMSGrad "
-            "must be chosen before the first step; set amsgrad=False or load a matching checkpoint."
-        )
+    return _AMSGRAD_KEYS if group.get("amsgrad") else _MOMENT_KEYS
 
 
 def _all_state_keys(groups: Sequence[ParamGroup]) -> tuple[str, ...]:
@@ -255,10 +263,28 @@ def _check_devices(param: torch.Tensor, slots: Sequence[TorchSlot], name: str) -
         )
 
 
+def _check_distinct(params: Sequence[torch.Tensor], serves: str) -> None:
+    if len(set(params)) < len(params):
+        raise SwapConfigError(
+            f"This {serves} holds a parameter twice; its states would have two owners. Give every "
+            "parameter to one group, once."
+        )
+
+
+def kind_of(param: torch.Tensor) -> tuple[object, ...]:
+    """Return what a state born from the parameter takes over from it."""
+    return param.dtype, param.shape, param.stride()
+
+
 def _state_is_ours(unit: TorchUnit, state: Mapping[str, object] | None) -> bool:
     if not state:
         return not unit.has_state
-    return unit.has_state and all(state.get(slot.name) is slot.tensor for slot in unit.slots)
+    return unit.has_state and all(
+        holds_mirror(slot, state.get(slot.name))
+        if slot.swappable
+        else state.get(slot.name) is slot.tensor
+        for slot in unit.slots
+    )
 
 
 def state_tensors(units: Sequence[TorchUnit], position: int) -> list[torch.Tensor]:
