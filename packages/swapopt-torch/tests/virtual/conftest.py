@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import swapopt_torch.virtual as virtual
+from swapopt_torch import virtual
 
 
 @pytest.fixture(scope="session", autouse=True)

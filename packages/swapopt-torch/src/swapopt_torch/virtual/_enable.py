@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
+import time
 
 import torch
+from torch.utils import backend_registration
 
 from . import device_module
 from ._native import is_loaded, native, set_native
@@ -14,7 +17,10 @@ from .profiles import PROFILES, Profile, resolve_profile
 from .races import RaceError, RaceMode, set_late_copies, set_race_mode
 
 _MAX_DEVICES = 64
-_current_profile: Profile = PROFILES["h200"]
+
+
+class _Settings:
+    profile: Profile = PROFILES["h200"]
 
 
 def enable(
@@ -66,7 +72,7 @@ def is_enabled() -> bool:
 
 def profile() -> Profile:
     """The profile in use."""
-    return _current_profile
+    return _Settings.profile
 
 
 def set_profile(profile: str | Profile) -> None:
@@ -75,25 +81,9 @@ def set_profile(profile: str | Profile) -> None:
     Raises:
         ValueError: no built-in profile has this name.
     """
-    global _current_profile
     chosen = resolve_profile(profile)
-    native().set_profile(
-        chosen.h2d_bytes_per_second * 1e-9,
-        chosen.d2h_bytes_per_second * 1e-9,
-        chosen.memory_bytes_per_second * 1e-9,
-        chosen.full_duplex,
-        chosen.list_launch == "per_tensor",
-        _ns(chosen.host_issue_seconds),
-        _ns(chosen.copy_overhead_seconds),
-        _ns(chosen.kernel_overhead_seconds),
-        _ns(chosen.sync_seconds),
-        _ns(chosen.poll_seconds),
-    )
-    _current_profile = chosen
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * 1e9)
+    native().set_profile(chosen.figures())
+    _Settings.profile = chosen
 
 
 def _start(device_count: int) -> None:
@@ -102,8 +92,18 @@ def _start(device_count: int) -> None:
     _check_door_is_free()
     extension = set_native(load_extension())
     extension.start(device_count, RaceError)
-    torch.utils.rename_privateuse1_backend("virtual")
+    backend_registration.rename_privateuse1_backend("virtual")
     device_module.install()
+    atexit.register(_let_autograd_threads_rest)
+
+
+def _let_autograd_threads_rest() -> None:
+    """Wait at exit, for a moment, until no autograd thread wants the GIL any more.
+
+    After the last backward() torch's thread for the device still drops its task, which holds
+    Python objects; asking a Python that is going away for the GIL would abort the process.
+    """
+    time.sleep(0.05)
 
 
 def _check_door_is_free() -> None:

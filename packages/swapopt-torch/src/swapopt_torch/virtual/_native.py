@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, cast
 
 import torch
@@ -14,20 +15,7 @@ class NativeModule(Protocol):
     """The functions of csrc/bindings.cpp."""
 
     def start(self, device_count: int, race_error: type[Exception], /) -> None: ...
-    def set_profile(
-        self,
-        h2d_bytes_per_ns: float,
-        d2h_bytes_per_ns: float,
-        memory_bytes_per_ns: float,
-        full_duplex: bool,
-        list_launch_per_tensor: bool,
-        host_issue_ns: int,
-        copy_overhead_ns: int,
-        kernel_overhead_ns: int,
-        sync_ns: int,
-        poll_ns: int,
-        /,
-    ) -> None: ...
+    def set_profile(self, figures: Mapping[str, float], /) -> None: ...
     def set_race_mode(self, mode: int, /) -> None: ...
     def set_late_copies(self, on: bool, /) -> None: ...
     def set_timeline(self, on: bool, /) -> None: ...
@@ -52,17 +40,19 @@ class NativeModule(Protocol):
     def host_access(self, tensor: torch.Tensor, write: bool, /) -> None: ...
 
 
-_loaded: NativeModule | None = None
+class _Extension:
+    loaded: NativeModule | None = None
 
 
 def is_loaded() -> bool:
-    return _loaded is not None
+    """Whether `set_native` was called."""
+    return _Extension.loaded is not None
 
 
 def set_native(module: object) -> NativeModule:
-    global _loaded
-    _loaded = cast(NativeModule, module)
-    return _loaded
+    """Remember the compiled extension, for the rest of the process."""
+    _Extension.loaded = cast(NativeModule, module)
+    return _Extension.loaded
 
 
 def native() -> NativeModule:
@@ -71,8 +61,8 @@ def native() -> NativeModule:
     Raises:
         RuntimeError: the virtual accelerator is not enabled in this process.
     """
-    if _loaded is None:
+    if _Extension.loaded is None:
         raise RuntimeError(
             "the virtual accelerator is not enabled: call swapopt_torch.virtual.enable() first"
         )
-    return _loaded
+    return _Extension.loaded

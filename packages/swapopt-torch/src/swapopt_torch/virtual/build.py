@@ -45,7 +45,10 @@ def load_extension() -> ModuleType:
 
 
 def cache_folder() -> Path:
-    """``$SWAPOPT_VIRTUAL_CACHE``, else swapopt/virtual below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Where builds are kept.
+
+    ``$SWAPOPT_VIRTUAL_CACHE``, else swapopt/virtual below ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    """
     chosen = os.environ.get("SWAPOPT_VIRTUAL_CACHE")
     if chosen:
         return Path(chosen)
@@ -80,14 +83,10 @@ def _compiler_version(compiler: str) -> str:
     ).stdout.splitlines()[0]
 
 
-def source_files() -> list[Path]:
-    return sorted(_SOURCES.glob("*.cpp"))
-
-
 def _cache_key(compiler: str) -> str:
     digest = hashlib.sha256()
     for path in sorted(_SOURCES.rglob("*")):
-        if path.is_file():
+        if path.suffix in (".cpp", ".h"):
             digest.update(path.relative_to(_SOURCES).as_posix().encode() + b"\0")
             digest.update(path.read_bytes() + b"\0")
     for part in (*_FLAGS, torch.__version__, sys.version, _compiler_version(compiler)):
@@ -135,12 +134,18 @@ def _build(folder: Path, compiler: str) -> ModuleType:
                 "(or install swapopt-torch[virtual])"
             )
         logger.warning("building the virtual accelerator, once, about a minute")
-        module: ModuleType = cpp_extension.load(
-            _MODULE_NAME,
-            [str(path) for path in source_files()],
-            extra_cflags=list(_FLAGS),
-            build_directory=str(folder),
-        )
+        try:
+            module: ModuleType = cpp_extension.load(
+                _MODULE_NAME,
+                [str(path) for path in sorted(_SOURCES.glob("*.cpp"))],
+                extra_cflags=list(_FLAGS),
+                build_directory=str(folder),
+            )
+        except (RuntimeError, OSError) as error:
+            raise VirtualUnavailableError(
+                "the compiler failed to build the virtual accelerator; it needs g++ 11 or newer "
+                f"and the headers of Python. Its last words:\n{str(error)[-2000:]}"
+            ) from error
     size_bytes = (folder / f"{_MODULE_NAME}.so").stat().st_size
     (folder / _DONE_MARK).write_text(str(size_bytes))
     return module
@@ -148,7 +153,7 @@ def _build(folder: Path, compiler: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _build_environment(compiler: str) -> Iterator[None]:
-    """ninja is found beside the interpreter, also where its environment is not activated."""
+    """Finds ninja the interpreter, also where its environment is not activated."""
     changed = {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "CXX": compiler,

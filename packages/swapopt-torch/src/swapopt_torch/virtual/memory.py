@@ -57,16 +57,25 @@ def device_index(device: torch.device | str | int | None = None) -> int:
     """The index that `device` means; the current device for None or a device without index.
 
     Raises:
-        ValueError: a device of another type.
+        ValueError: a device of another type, or one that does not exist.
     """
-    if device is None:
+    index = device if isinstance(device, int) else _described_index(device)
+    if index is None:
         return native().current_device()
-    if isinstance(device, int):
-        return device
+    count = native().device_count()
+    if not 0 <= index < count:
+        raise ValueError(f"expected a device index from 0 to {count - 1}, found {device}")
+    return index
+
+
+def _described_index(device: torch.device | str | None) -> int | None:
+    if device is None:
+        return None
     described = torch.device(device)
     if described.type != "virtual":
         raise ValueError(f"expected a virtual device, found {str(device)!r}")
-    return native().current_device() if described.index is None else described.index
+    index: int | None = described.index
+    return index
 
 
 def _checked_limit(nbytes: int | None) -> int | None:

@@ -68,9 +68,23 @@ class Profile:
             raise ValueError(
                 f"list_launch must be 'one' or 'per_tensor', found {self.list_launch!r}"
             )
+        self._check_sources()
+
+    def _check_sources(self) -> None:
         unknown = set(self.sources) - {each.name for each in fields(self)}
         if unknown:
             raise ValueError(f"sources must name fields of Profile, found {sorted(unknown)}")
+
+    def figures(self) -> dict[str, float]:
+        """What the simulation works with: bytes per nanosecond, nanoseconds, and 0 or 1."""
+        return {
+            "h2d_bytes_per_ns": self.h2d_bytes_per_second * 1e-9,
+            "d2h_bytes_per_ns": self.d2h_bytes_per_second * 1e-9,
+            "memory_bytes_per_ns": self.memory_bytes_per_second * 1e-9,
+            "full_duplex": float(self.full_duplex),
+            "list_launch_per_tensor": float(self.list_launch == "per_tensor"),
+            **{cost.replace("_seconds", "_ns"): getattr(self, cost) * 1e9 for cost in _COSTS},
+        }
 
 
 _COSTS = (

@@ -37,6 +37,7 @@ def timeline() -> list[TimelineRow]:
 
 
 def clear_timeline() -> None:
+    """Forget the rows so far."""
     native().clear_timeline()
 
 
@@ -67,6 +68,7 @@ def operator_counts() -> dict[str, int]:
 
 
 def clear_operator_counts() -> None:
+    """Start counting anew."""
     native().clear_operator_counts()
 
 

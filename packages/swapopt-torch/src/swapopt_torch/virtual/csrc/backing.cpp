@@ -39,9 +39,11 @@ class Quarantine {
   static void report_if_written(const Entry& entry) {
     const auto* bytes = static_cast<const unsigned char*>(entry.data);
     const size_t inspected = std::min(entry.nbytes, kInspectedBytes);
-    const bool untouched = std::all_of(bytes, bytes + inspected, [](unsigned char byte) { return byte == kPoison; });
+    const bool untouched =
+        std::all_of(bytes, bytes + inspected, [](unsigned char byte) { return byte == kPoison; });
     if (untouched || world().race_mode == RaceMode::kOff) return;
-    world().memory.races.push_back({"write after free", "an unknown writer", "an unknown stream", "free", "host",
+    world().memory.races.push_back({"write after free", "an unknown writer", "an unknown stream",
+                                    "free", "host",
                                     std::to_string(entry.nbytes) + " bytes of freed memory", 0,
                                     static_cast<int64_t>(entry.nbytes)});
   }

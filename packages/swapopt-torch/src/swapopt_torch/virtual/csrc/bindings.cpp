@@ -2,6 +2,12 @@
 #include <ATen/Context.h>
 #include <c10/core/Allocator.h>
 #include <torch/csrc/utils/pybind.h>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
 #include "device_hooks.h"
 #include "device_memory.h"
 #include "generator.h"
@@ -18,7 +24,25 @@ namespace {
 namespace py = pybind11;
 PyObject* g_race_error = nullptr;
 
-size_t limit_of(std::optional<int64_t> nbytes) { return nbytes ? static_cast<size_t>(*nbytes) : kNoLimit; }
+using Figures = std::unordered_map<std::string, double>;
+
+Profile profile_of(const Figures& figures) {
+  const auto ns = [&figures](const char* name) { return std::llround(figures.at(name)); };
+  return {.h2d_bytes_per_ns = figures.at("h2d_bytes_per_ns"),
+          .d2h_bytes_per_ns = figures.at("d2h_bytes_per_ns"),
+          .memory_bytes_per_ns = figures.at("memory_bytes_per_ns"),
+          .full_duplex = figures.at("full_duplex") != 0,
+          .list_launch_per_tensor = figures.at("list_launch_per_tensor") != 0,
+          .host_issue_ns = ns("host_issue_ns"),
+          .copy_overhead_ns = ns("copy_overhead_ns"),
+          .kernel_overhead_ns = ns("kernel_overhead_ns"),
+          .sync_ns = ns("sync_ns"),
+          .poll_ns = ns("poll_ns")};
+}
+
+size_t limit_of(std::optional<int64_t> nbytes) {
+  return nbytes ? static_cast<size_t>(*nbytes) : kNoLimit;
+}
 
 void bind_configuration(py::module_& m) {
   m.def("start", [](int device_count, py::object race_error) {
@@ -27,14 +51,12 @@ void bind_configuration(py::module_& m) {
     world().scheduler.set_device_count(device_count);
     c10::SetAllocator(kVirtual, &device_allocator());
     install_hooks();
+    at::setHostAllocator(kVirtual, &pinned_allocator());
     // Until a device type is initialised torch calls no pointer pinned.
     at::globalContext().lazyInitDevice(kVirtual);
   });
-  m.def("set_profile", [](double h2d, double d2h, double memory, bool full_duplex, bool per_tensor, int64_t issue_ns,
-                          int64_t copy_ns, int64_t kernel_ns, int64_t sync_ns, int64_t poll_ns) {
-    Locked machine;
-    machine->scheduler.profile = {h2d, d2h, memory, full_duplex, per_tensor, issue_ns, copy_ns, kernel_ns, sync_ns, poll_ns};
-  });
+  m.def("set_profile",
+        [](const Figures& figures) { Locked()->scheduler.profile = profile_of(figures); });
   m.def("set_race_mode", [](int mode) {
     Locked machine;
     machine->race_mode = static_cast<RaceMode>(mode);
@@ -56,8 +78,11 @@ void bind_devices(py::module_& m) {
 }
 
 void bind_memory(py::module_& m) {
-  m.def("set_capacity", [](int device, std::optional<int64_t> nbytes) { Locked()->pool(device).capacity_bytes = limit_of(nbytes); });
-  m.def("set_pinned_limit", [](std::optional<int64_t> nbytes) { Locked()->host.limit_bytes = limit_of(nbytes); });
+  m.def("set_capacity", [](int device, std::optional<int64_t> nbytes) {
+    Locked()->pool(device).capacity_bytes = limit_of(nbytes);
+  });
+  m.def("set_pinned_limit",
+        [](std::optional<int64_t> nbytes) { Locked()->host.limit_bytes = limit_of(nbytes); });
   m.def("host_register", &register_host);
   m.def("host_unregister", &unregister_host);
   m.def("host_memory", [] {
@@ -71,18 +96,20 @@ void bind_memory(py::module_& m) {
 
 void bind_observation(py::module_& m) {
   m.def("take_races", [] {
-    std::vector<std::tuple<std::string, std::string, std::string, std::string, std::string, std::string, int64_t, int64_t, std::string>> rows;
+    std::vector<std::tuple<std::string, std::string, std::string, std::string, std::string,
+                           std::string, int64_t, int64_t, std::string>>
+        rows;
     for (const Race& race : world().take_races()) {
-      rows.emplace_back(race.kind, race.operation, race.stream, race.earlier_operation, race.earlier_stream, race.memory,
-                        race.begin, race.end, text_of(race));
+      rows.emplace_back(race.kind, race.operation, race.stream, race.earlier_operation,
+                        race.earlier_stream, race.memory, race.begin, race.end, text_of(race));
     }
     return rows;
   });
   m.def("timeline", [] {
     std::vector<std::tuple<int, int64_t, const char*, const char*, int64_t, int64_t, int64_t>> rows;
     for (const TimelineRow& row : Locked()->scheduler.timeline()) {
-      rows.emplace_back(row.device, row.stream, kLaneNames[static_cast<size_t>(row.lane)], row.operation, row.nbytes,
-                        row.start_ns, row.end_ns);
+      rows.emplace_back(row.device, row.stream, kLaneNames[static_cast<size_t>(row.lane)],
+                        row.operation, row.nbytes, row.start_ns, row.end_ns);
     }
     return rows;
   });

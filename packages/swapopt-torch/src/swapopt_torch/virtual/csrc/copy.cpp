@@ -17,15 +17,19 @@ enum class Direction { kH2D, kD2H, kSameDevice, kPeer };
 class CopyCall {
  public:
   CopyCall(const at::Tensor& source, const at::Tensor& destination, bool non_blocking)
-      : source_(source), destination_(destination), direction_(direction_of(source, destination)),
-        device_(destination.device().type() == kVirtual ? destination.device().index() : source.device().index()),
-        nbytes_(destination.nbytes()), asynchronous_(is_asynchronous(non_blocking)) {}
+      : source_(source),
+        destination_(destination),
+        direction_(direction_of(source, destination)),
+        device_(destination.device().type() == kVirtual ? destination.device().index()
+                                                        : source.device().index()),
+        nbytes_(destination.nbytes()),
+        asynchronous_(is_asynchronous(non_blocking)) {}
 
   void run() {
     static OperatorInfo& info = operator_info("aten::_copy_from");
     ++info.calls;
-    check_not_released(source_, name());
-    check_not_released(destination_, name());
+    check_not_released(source_, byte_range(source_), name());
+    check_not_released(destination_, byte_range(destination_), name());
     announce();
     world().raise_new_races();
     if (!postponed_) move_bytes();
@@ -42,28 +46,38 @@ class CopyCall {
     return to_device ? Direction::kH2D : Direction::kD2H;
   }
 
-  bool crosses_the_link() const { return direction_ == Direction::kH2D || direction_ == Direction::kD2H; }
-  const at::Tensor& host_side() const { return direction_ == Direction::kH2D ? source_ : destination_; }
+  bool crosses_the_link() const {
+    return direction_ == Direction::kH2D || direction_ == Direction::kD2H;
+  }
+  const at::Tensor& host_side() const {
+    return direction_ == Direction::kH2D ? source_ : destination_;
+  }
 
   bool is_asynchronous(bool non_blocking) const {
     if (!crosses_the_link()) return true;
     const ByteRange range = byte_range(host_side());
-    return non_blocking && range.nbytes > 0 && is_pinned(reinterpret_cast<const void*>(range.begin), range.nbytes);
+    return non_blocking && range.nbytes > 0 &&
+           is_pinned(reinterpret_cast<const void*>(range.begin), range.nbytes);
   }
 
   const char* name() const {
     switch (direction_) {
-      case Direction::kH2D: return "copy host to device";
-      case Direction::kD2H: return "copy device to host";
-      case Direction::kPeer: return "copy between devices";
-      default: return "copy on the device";
+      case Direction::kH2D:
+        return "copy host to device";
+      case Direction::kD2H:
+        return "copy device to host";
+      case Direction::kPeer:
+        return "copy between devices";
+      default:
+        return "copy on the device";
     }
   }
 
   void announce() {
     Locked machine;
     const ActorId stream = current_actor(device_);
-    const ActorId peer = direction_ == Direction::kPeer ? current_actor(source_.device().index()) : stream;
+    const ActorId peer =
+        direction_ == Direction::kPeer ? current_actor(source_.device().index()) : stream;
     order(*machine, peer, stream);
     machine->scheduler.issue(stream, work(machine->scheduler.profile));
     note_access(source_, stream, false, name());
@@ -72,16 +86,21 @@ class CopyCall {
     keep_pinned_until_done(*machine, stream);
     late_copies().run_before({stream, {byte_range(source_), byte_range(destination_)}});
     postponed_ = asynchronous_ && crosses_the_link() && late_copies().enabled;
-    if (postponed_) late_copies().defer(stream, unowned_alias(source_), unowned_alias(destination_));
+    if (postponed_)
+      late_copies().defer(stream, unowned_alias(source_), unowned_alias(destination_));
   }
 
   Work work(const Profile& profile) const {
     const auto nbytes = static_cast<int64_t>(nbytes_);
     switch (direction_) {
-      case Direction::kH2D: return {Lane::kH2D, name(), nbytes, profile.copy_ns(Lane::kH2D, nbytes_)};
-      case Direction::kD2H: return {Lane::kD2H, name(), nbytes, profile.copy_ns(Lane::kD2H, nbytes_)};
-      case Direction::kPeer: return {Lane::kH2D, name(), nbytes, profile.copy_ns(Lane::kH2D, nbytes_)};
-      default: return {Lane::kCompute, name(), nbytes, profile.kernel_ns(2 * nbytes_, 1)};
+      case Direction::kH2D:
+        return {Lane::kH2D, name(), nbytes, profile.copy_ns(Lane::kH2D, nbytes_)};
+      case Direction::kD2H:
+        return {Lane::kD2H, name(), nbytes, profile.copy_ns(Lane::kD2H, nbytes_)};
+      case Direction::kPeer:
+        return {Lane::kH2D, name(), nbytes, profile.copy_ns(Lane::kH2D, nbytes_)};
+      default:
+        return {Lane::kCompute, name(), nbytes, profile.kernel_ns(2 * nbytes_, 1)};
     }
   }
 
@@ -97,7 +116,8 @@ class CopyCall {
   void keep_pinned_until_done(World& machine, ActorId stream) const {
     if (!asynchronous_ || !crosses_the_link()) return;
     Block* block = machine.memory.find(byte_range(host_side()).begin);
-    const bool owned = block != nullptr && block->place == Place::kPinned && host_side().storage().data_ptr().get_deleter() == pinned_deleter();
+    const bool owned = block != nullptr && block->place == Place::kPinned &&
+                       host_side().storage().data_ptr().get_deleter() == pinned_deleter();
     if (owned) block->recorded.insert(stream);
   }
 
@@ -129,7 +149,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& dest
 
 at::Scalar read_scalar(const at::Tensor& tensor) {
   constexpr const char* kName = "item";
-  check_not_released(tensor, kName);
+  check_not_released(tensor, byte_range(tensor), kName);
   const int device = tensor.device().index();
   {
     Locked machine;

@@ -8,11 +8,13 @@ namespace {
 
 c10::Storage cpu_storage_over(c10::StorageImpl* device_storage) {
   c10::DataPtr bytes(const_cast<void*>(device_storage->data()), c10::Device(c10::kCPU));
-  return {c10::Storage::use_byte_size_t(), device_storage->nbytes(), std::move(bytes), c10::GetCPUAllocator(), true};
+  return {c10::Storage::use_byte_size_t(), device_storage->nbytes(), std::move(bytes),
+          c10::GetCPUAllocator(), true};
 }
 
 at::Tensor tensor_over(const c10::Storage& storage, const at::Tensor& like, c10::DispatchKey key) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), like.dtype());
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
+                                                         c10::DispatchKeySet(key), like.dtype());
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
   if (like.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
@@ -25,21 +27,21 @@ at::Tensor tensor_over(const c10::Storage& storage, const at::Tensor& like, c10:
 
 at::Tensor AliasMap::alias(const at::Tensor& device_tensor) {
   TORCH_CHECK(device_tensor.layout() == c10::kStrided && !device_tensor.is_quantized(),
-              "The virtual device computes on strided tensors only, found layout ", device_tensor.layout(),
-              ". Move the tensor to the CPU or make it dense first.");
+              "The virtual device computes on strided tensors only, found layout ",
+              device_tensor.layout(), ". Move the tensor to the CPU or make it dense first.");
   const c10::Storage& storage = device_tensor.unsafeGetTensorImpl()->unsafe_storage();
-  auto entry = by_device_.find(storage.unsafeGetStorageImpl());
-  if (entry == by_device_.end()) {
-    Pair pair{storage, cpu_storage_over(storage.unsafeGetStorageImpl())};
-    by_cpu_.emplace(pair.cpu.unsafeGetStorageImpl(), storage);
-    entry = by_device_.emplace(storage.unsafeGetStorageImpl(), std::move(pair)).first;
-  }
-  return tensor_over(entry->second.cpu, device_tensor, c10::DispatchKey::CPU);
+  c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+  const auto known = by_device_.find(impl);
+  if (known) return tensor_over(pairs_[*known].cpu, device_tensor, c10::DispatchKey::CPU);
+  pairs_.push_back({storage, cpu_storage_over(impl)});
+  by_device_.add(impl);
+  by_cpu_.add(pairs_.back().cpu.unsafeGetStorageImpl());
+  return tensor_over(pairs_.back().cpu, device_tensor, c10::DispatchKey::CPU);
 }
 
 const c10::Storage* AliasMap::device_storage(const c10::StorageImpl* cpu_storage) const {
-  const auto entry = by_cpu_.find(cpu_storage);
-  return entry == by_cpu_.end() ? nullptr : &entry->second;
+  const auto known = by_cpu_.find(cpu_storage);
+  return known ? &pairs_[*known].device : nullptr;
 }
 
 at::Tensor cpu_alias(const at::Tensor& tensor) {
@@ -51,15 +53,6 @@ at::Tensor unowned_alias(const at::Tensor& tensor) { return AliasMap().alias(ten
 
 at::Tensor device_tensor_like(const c10::Storage& storage, const at::Tensor& cpu_tensor) {
   return tensor_over(storage, cpu_tensor, c10::DispatchKey::PrivateUse1);
-}
-
-void check_not_released(const at::Tensor& tensor, const char* operation) {
-  if (tensor.numel() == 0 || !tensor.has_storage()) return;
-  const size_t held = tensor.unsafeGetTensorImpl()->unsafe_storage().nbytes();
-  if (held != 0) return;
-  TORCH_CHECK(false, operation, ": a tensor of shape ", tensor.sizes(), " and dtype ", tensor.dtype(), " on ",
-              tensor.device(), " has no memory: untyped_storage().resize_(0) released it. Give the storage its "
-              "bytes back with untyped_storage().resize_(nbytes), and fill it, before this operator runs.");
 }
 
 }  // namespace vacc

@@ -3,8 +3,9 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <unordered_map>
+#include <vector>
 #include "host_access.h"
+#include "small_index.h"
 
 namespace vacc {
 
@@ -19,22 +20,23 @@ class AliasMap {
   struct Pair {
     c10::Storage device, cpu;
   };
-  std::unordered_map<c10::StorageImpl*, Pair> by_device_;
-  std::unordered_map<const c10::StorageImpl*, c10::Storage> by_cpu_;
+  std::vector<Pair> pairs_;
+  SmallIndex<c10::StorageImpl> by_device_, by_cpu_;
 };
 
 at::Tensor cpu_alias(const at::Tensor& tensor);  // a CPU tensor is returned as it is
-at::Tensor unowned_alias(const at::Tensor& tensor);  // a CPU tensor, too, is only looked at: its memory may go away
-at::Tensor device_tensor_like(const c10::Storage& storage, const at::Tensor& cpu_tensor);
 
-// RuntimeError if resize_(0) took the memory that `tensor` reads or writes.
-void check_not_released(const at::Tensor& tensor, const char* operation);
+// A CPU tensor, too, is only looked at: its memory may go away.
+at::Tensor unowned_alias(const at::Tensor& tensor);
+
+at::Tensor device_tensor_like(const c10::Storage& storage, const at::Tensor& cpu_tensor);
 
 // CPU kernels called from here run below autograd, autocast and Python modes.
 class CpuKernelScope {
  public:
-  CpuKernelScope() : skip_(c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::Python,
-                                               c10::DispatchKey::PythonTLSSnapshot})) {}
+  CpuKernelScope()
+      : skip_(c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::Python,
+                                   c10::DispatchKey::PythonTLSSnapshot})) {}
 
  private:
   at::AutoDispatchBelowADInplaceOrView below_autograd_;

@@ -16,22 +16,33 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return device_count() > 0; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(device_count()); }
+  c10::DeviceIndex deviceCount() const override {
+    return static_cast<c10::DeviceIndex>(device_count());
+  }
   void setCurrentDevice(c10::DeviceIndex device) const override { set_current_device(device); }
-  c10::DeviceIndex getCurrentDevice() const override { return static_cast<c10::DeviceIndex>(current_device()); }
+  c10::DeviceIndex getCurrentDevice() const override {
+    return static_cast<c10::DeviceIndex>(current_device());
+  }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
     return static_cast<c10::DeviceIndex>(exchange_current_device(device));
   }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override { return default_generator(device); }
-  at::Generator getNewGenerator(c10::DeviceIndex device) const override { return new_generator(device); }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
+    return exchangeDevice(device);
+  }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override {
+    return default_generator(device);
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex device) const override {
+    return new_generator(device);
+  }
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
   bool isPinnedPtr(const void* address) const override { return is_pinned(address, 1); }
 
   at::Device getDeviceFromPtr(void* address) const override {
     Locked machine;
     const Block* block = machine->memory.find(reinterpret_cast<uintptr_t>(address));
-    TORCH_CHECK(block != nullptr && block->place == Place::kDevice, "Expected an address in virtual device memory, found ", address);
+    TORCH_CHECK(block != nullptr && block->place == Place::kDevice,
+                "Expected an address in virtual device memory, found ", address);
     return {kVirtual, static_cast<c10::DeviceIndex>(block->device)};
   }
 
@@ -45,7 +56,9 @@ EventState& state_of(void* event) { return *static_cast<EventState*>(event); }
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override { return kVirtual; }
-  c10::Device getDevice() const override { return {kVirtual, static_cast<c10::DeviceIndex>(current_device())}; }
+  c10::Device getDevice() const override {
+    return {kVirtual, static_cast<c10::DeviceIndex>(current_device())};
+  }
   void setDevice(c10::Device device) const override {
     if (device.has_index()) set_current_device(device.index());
   }
@@ -57,15 +70,28 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     setDevice(device);
     return old;
   }
-  c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(device_count()); }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return static_cast<c10::DeviceIndex>(device_count());
+  }
 
-  c10::Stream getStream(c10::Device device) const override { return current_stream(device_or_current(device)); }
-  c10::Stream getDefaultStream(c10::Device device) const override { return stream_on(device_or_current(device), 0); }
-  c10::Stream getNewStream(c10::Device device, int) const override { return new_stream(device_or_current(device)); }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device, 0); }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return exchange_current_stream(stream); }
+  c10::Stream getStream(c10::Device device) const override {
+    return current_stream(device_or_current(device));
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    return stream_on(device_or_current(device), 0);
+  }
+  c10::Stream getNewStream(c10::Device device, int) const override {
+    return new_stream(device_or_current(device));
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+    return getNewStream(device, 0);
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    return exchange_current_stream(stream);
+  }
 
-  void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex,
+              c10::EventFlag) const override {
     Locked machine;
     if (*event == nullptr) *event = new EventState();
     machine->scheduler.record(actor_of(stream), state_of(*event));
@@ -75,20 +101,24 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     Locked machine;
     machine->scheduler.wait(actor_of(stream), state_of(event));
   }
-  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<EventState*>(event); }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
+    delete static_cast<EventState*>(event);
+  }
   double elapsedTime(void* from, void* to, c10::DeviceIndex) const override {
-    TORCH_CHECK(from != nullptr && to != nullptr, "elapsed_time: both events must have been recorded.");
-    return static_cast<double>(state_of(to).time_ns - state_of(from).time_ns) * 1e-6;
+    TORCH_CHECK(from != nullptr && to != nullptr,
+                "elapsed_time: both events must have been recorded.");
+    constexpr double kMillisecondsPerNanosecond = 1e-6;
+    return static_cast<double>(Locked()->scheduler.elapsed_ns(state_of(from), state_of(to))) *
+           kMillisecondsPerNanosecond;
   }
 
   bool queryEvent(void* event) const override {
     if (event == nullptr) return true;
-    return poll(state_of(event).seen, state_of(event).time_ns);
+    return poll([event](Scheduler& scheduler) { return scheduler.poll_event(state_of(event)); });
   }
   bool queryStream(const c10::Stream& stream) const override {
-    Locked machine;
-    const Actor& actor = machine->scheduler.at(actor_of(stream));
-    return poll(actor.seen, actor.time_ns);
+    return poll(
+        [&stream](Scheduler& scheduler) { return scheduler.poll_stream(actor_of(stream)); });
   }
   void synchronizeEvent(void* event) const override {
     if (event == nullptr) return;
@@ -98,14 +128,16 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeDevice(c10::DeviceIndex device) const override {
     host_waits([device](Scheduler& scheduler) { scheduler.host_waits_for_device(device); });
   }
-  void recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream& stream) const override {
+  void recordDataPtrOnStream(const c10::DataPtr& pointer,
+                             const c10::Stream& stream) const override {
     device_allocator().recordStream(pointer, stream);
   }
 
  private:
-  static bool poll(const VectorClock& seen, int64_t time_ns) {
+  template <typename Ask>
+  static bool poll(Ask ask) {
     Locked machine;
-    const bool done = machine->scheduler.poll(seen, time_ns);
+    const bool done = ask(machine->scheduler);
     if (done) late_copies().run_before_host();
     return done;
   }
@@ -122,7 +154,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 
  public:
   static void wait_on_host_for(const c10::Stream& stream) {
-    host_waits([&stream](Scheduler& scheduler) { scheduler.host_waits_for_stream(actor_of(stream)); });
+    host_waits(
+        [&stream](Scheduler& scheduler) { scheduler.host_waits_for_stream(actor_of(stream)); });
   }
 };
 

@@ -19,9 +19,10 @@ struct Allocation {
 [[noreturn]] void fail_out_of_memory(size_t nbytes, int device) {
   CachingPool& pool = world().pool(device);
   ++pool.stats.out_of_memory;
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "virtual:", device, " is out of memory. Tried to allocate ", nbytes,
-                   " bytes; ", pool.active_bytes(), " of the capacity of ", pool.capacity_bytes,
-                   " bytes are active. Free tensors, or raise the capacity with torch.virtual.set_capacity().");
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, false, "virtual:", device, " is out of memory. Tried to allocate ", nbytes,
+      " bytes; ", pool.active_bytes(), " of the capacity of ", pool.capacity_bytes,
+      " bytes are active. Free tensors, or raise the capacity with torch.virtual.set_capacity().");
 }
 
 // When memory runs short, a caching allocator waits on the host for the streams of freed blocks.
@@ -93,9 +94,13 @@ void fill(c10::CachingAllocator::StatArray& stats, const GaugeByPool& gauge) {
 
 class VirtualAllocator final : public c10::DeviceAllocator {
  public:
-  c10::DataPtr allocate(size_t nbytes) override { return allocate_device(nbytes, current_device()); }
+  c10::DataPtr allocate(size_t nbytes) override {
+    return allocate_device(nbytes, current_device());
+  }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
-  void copy_data(void* to, const void* from, size_t nbytes) const override { std::memcpy(to, from, nbytes); }
+  void copy_data(void* to, const void* from, size_t nbytes) const override {
+    std::memcpy(to, from, nbytes);
+  }
   bool initialized() override { return true; }
 
   void emptyCache(c10::MempoolId_t) override {
@@ -150,7 +155,8 @@ class VirtualAllocator final : public c10::DeviceAllocator {
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
     Locked machine;
     const CachingPool& pool = machine->pool(device);
-    const size_t total = pool.capacity_bytes == kNoLimit ? kUnlimitedTotalBytes : pool.capacity_bytes;
+    const size_t total =
+        pool.capacity_bytes == kNoLimit ? kUnlimitedTotalBytes : pool.capacity_bytes;
     return {total - std::min(total, pool.reserved_bytes()), total};
   }
 

@@ -7,7 +7,8 @@
 
 namespace vacc {
 
-// All of these allocate on the current stream of `device` and throw OutOfMemoryError beyond capacity.
+// All of these allocate on the current stream of `device` and throw OutOfMemoryError beyond
+// capacity.
 c10::DataPtr allocate_device(size_t nbytes, int device);
 c10::DataPtr adopt_on_device(const c10::Storage& cpu_storage, int device);
 

@@ -18,13 +18,17 @@ namespace {
 class FallbackCall {
  public:
   FallbackCall(const c10::OperatorHandle& op, torch::jit::Stack& stack)
-      : op_(op), info_(operator_info(op)), stack_(stack), first_(stack.size() - op.schema().arguments().size()) {}
+      : op_(op),
+        info_(operator_info(op)),
+        stack_(stack),
+        first_(stack.size() - op.schema().arguments().size()) {}
 
   void run() {
     replace_arguments();
     check_devices();
     announce();
     compute();
+    if (does_work_) book_time();
     follow_resized_outputs();
     replace_results();
   }
@@ -38,7 +42,8 @@ class FallbackCall {
   const char* name() const { return info_.name.c_str(); }
 
   void replace_arguments() {
-    for (size_t i = 0; i < info_.arguments.size(); ++i) replace_argument(stack_[first_ + i], info_.arguments[i]);
+    for (size_t i = 0; i < info_.arguments.size(); ++i)
+      replace_argument(stack_[first_ + i], info_.arguments[i]);
   }
 
   void replace_argument(c10::IValue& value, const ArgumentInfo& argument) {
@@ -91,53 +96,76 @@ class FallbackCall {
     }
     const int device = tensor.device().index();
     TORCH_CHECK(device_ < 0 || device_ == device || tensor.dim() == 0, info_.name,
-                ": Expected all tensors to be on the same device, but found virtual:", device_, " and virtual:", device, ".");
+                ": Expected all tensors to be on the same device, but found virtual:", device_,
+                " and virtual:", device, ".");
     if (device_ < 0) device_ = device;
     if (!argument.only_a_view) {
-      check_not_released(tensor, name());
+      touched_.push_back(byte_range(tensor));
+      check_not_released(tensor, touched_.back(), name());
       traffic_bytes_ += tensor.nbytes() * (argument.writes ? 2 : 1);
     }
     arguments_.push_back({tensor, aliases_.alias(tensor), argument.writes, argument.only_a_view});
-    by_cpu_.emplace(arguments_.back().cpu.unsafeGetTensorImpl(), arguments_.size() - 1);
+    by_cpu_.add(arguments_.back().cpu.unsafeGetTensorImpl());
     return arguments_.back().cpu;
   }
 
   void check_devices() const {
     TORCH_CHECK(device_ >= 0, info_.name, ": no argument names a virtual device.");
     TORCH_CHECK(!has_cpu_tensor_ || info_.mixes_devices, info_.name,
-                ": Expected all tensors to be on the same device, but found cpu and virtual:", device_, ".");
+                ": Expected all tensors to be on the same device, but found cpu and virtual:",
+                device_, ".");
   }
 
   // Tells clock, detector and late mode what is about to happen. Pure views cost nothing.
   void announce() {
     ++info_.calls;
-    std::vector<ByteRange> ranges;
-    for (const Argument& argument : arguments_) {
-      if (!argument.only_a_view) ranges.push_back(byte_range(argument.device));
-    }
     {
       Locked machine;
       actor_ = current_actor(device_);
-      if (!ranges.empty()) {
-        issue(*machine);
+      does_work_ = !touched_.empty() || makes_results_from_nothing();
+      if (does_work_) {
+        machine->scheduler.order_next(actor_);
         note_accesses();
-        late_copies().run_before({actor_, std::move(ranges)});
+        late_copies().run_before({actor_, std::move(touched_)});
       }
     }
     world().raise_new_races();
   }
 
-  void issue(World& machine) const {
-    const Profile& profile = machine.scheduler.profile;
+  // Factories such as arange and rand have no device tensor among their arguments.
+  bool makes_results_from_nothing() const { return arguments_.empty(); }
+
+  void book_time() {
+    traffic_bytes_ += bytes_of_new_results();
+    Locked machine;
+    const Profile& profile = machine->scheduler.profile;
     const int64_t launches = profile.list_launch_per_tensor ? std::max<int64_t>(1, launches_) : 1;
-    machine.scheduler.issue(actor_, {Lane::kCompute, name(), static_cast<int64_t>(traffic_bytes_),
+    machine->scheduler.book(actor_, {Lane::kCompute, name(), static_cast<int64_t>(traffic_bytes_),
                                      profile.kernel_ns(traffic_bytes_, launches), launches});
+  }
+
+  size_t bytes_of_new_results() const {
+    size_t nbytes = 0;
+    for (size_t i = stack_.size() - op_.schema().returns().size(); i < stack_.size(); ++i) {
+      if (stack_[i].isTensor()) {
+        nbytes += bytes_if_new(stack_[i].toTensor());
+      } else if (stack_[i].isTensorList()) {
+        for (const at::Tensor& tensor : stack_[i].toTensorVector()) nbytes += bytes_if_new(tensor);
+      }
+    }
+    return nbytes;
+  }
+
+  size_t bytes_if_new(const at::Tensor& result) const {
+    const bool known = !result.defined() || by_cpu_.find(result.unsafeGetTensorImpl());
+    return known || result.layout() != c10::kStrided ? 0 : result.nbytes();
   }
 
   void note_accesses() const {
     for (const bool writes : {false, true}) {
       for (const Argument& argument : arguments_) {
-        if (!argument.only_a_view && argument.writes == writes) note_access(argument.device, actor_, writes, name());
+        if (!argument.only_a_view && argument.writes == writes)
+          note_access(argument.device, actor_, writes, name());
       }
     }
   }
@@ -161,9 +189,11 @@ class FallbackCall {
         storage->set_nbytes(cpu->unsafe_storage().nbytes());
         note_write(argument.device);
       }
-      const bool reshaped = cpu->sizes() != device->sizes() || cpu->strides() != device->strides() ||
-          cpu->storage_offset() != device->storage_offset();
-      if (reshaped) device->set_sizes_and_strides(cpu->sizes(), cpu->strides(), cpu->storage_offset());
+      const bool reshaped = cpu->sizes() != device->sizes() ||
+                            cpu->strides() != device->strides() ||
+                            cpu->storage_offset() != device->storage_offset();
+      if (reshaped)
+        device->set_sizes_and_strides(cpu->sizes(), cpu->strides(), cpu->storage_offset());
     }
   }
 
@@ -184,11 +214,11 @@ class FallbackCall {
 
   at::Tensor to_device(const at::Tensor& result) {
     if (!result.defined() || !result.is_cpu()) return result;
-    const auto argument = by_cpu_.find(result.unsafeGetTensorImpl());
-    if (argument != by_cpu_.end()) return arguments_[argument->second].device;
+    if (const auto argument = by_cpu_.find(result.unsafeGetTensorImpl()))
+      return arguments_[*argument].device;
     TORCH_CHECK(result.layout() == c10::kStrided && !result.is_quantized(), info_.name,
-                ": the virtual device has strided tensors only, and this operator returned layout ", result.layout(),
-                ". Run it on the CPU.");
+                ": the virtual device has strided tensors only, and this operator returned layout ",
+                result.layout(), ". Run it on the CPU.");
     const c10::Storage& storage = result.unsafeGetTensorImpl()->unsafe_storage();
     if (const c10::Storage* input = aliases_.device_storage(storage.unsafeGetStorageImpl())) {
       return device_tensor_like(*input, result);
@@ -203,7 +233,8 @@ class FallbackCall {
       entry->second = c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(),
                                    adopt_on_device(storage, device_), &device_allocator(), true);
       Locked machine;
-      machine->memory.access(actor_, reinterpret_cast<uintptr_t>(storage.data()), storage.nbytes(), true, name());
+      machine->memory.access(actor_, reinterpret_cast<uintptr_t>(storage.data()), storage.nbytes(),
+                             true, name());
     }
     return entry->second;
   }
@@ -221,15 +252,19 @@ class FallbackCall {
   ActorId actor_ = kHost;
   int64_t launches_ = 0;
   size_t traffic_bytes_ = 0;
+  bool does_work_ = false;
   bool has_generator_ = false, has_cpu_tensor_ = false, result_stays_on_cpu_ = false;
   AliasMap aliases_;
   std::vector<Argument> arguments_;
-  std::unordered_map<const c10::TensorImpl*, size_t> by_cpu_;
+  SmallIndex<c10::TensorImpl> by_cpu_;  // same positions as arguments_
+  std::vector<ByteRange> touched_;      // what is read or written, beside pure views
   std::unordered_map<const c10::StorageImpl*, c10::Storage> adopted_;
 };
 
 }  // namespace
 
-void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { FallbackCall(op, *stack).run(); }
+void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  FallbackCall(op, *stack).run();
+}
 
 }  // namespace vacc

@@ -33,7 +33,9 @@ class VirtualGenerator final : public c10::GeneratorImpl {
   }
 
   [[noreturn]] static void refuse_offset() {
-    TORCH_CHECK(false, "Generators of the virtual device have a state, not an offset: use get_state and set_state.");
+    TORCH_CHECK(false,
+                "Generators of the virtual device have a state, not an offset: use get_state and "
+                "set_state.");
   }
 };
 
@@ -56,7 +58,8 @@ std::recursive_mutex& random_mutex() {
 
 std::vector<at::Generator> make_default_generators() {
   std::vector<at::Generator> generators;
-  for (int device = 0; device < device_count(); ++device) generators.push_back(new_generator(device));
+  for (int device = 0; device < device_count(); ++device)
+    generators.push_back(new_generator(device));
   return generators;
 }
 

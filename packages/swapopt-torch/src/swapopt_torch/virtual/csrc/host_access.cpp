@@ -18,7 +18,8 @@ enum class Seen { kNothing, kPinned, kDevice };
 Seen look_at(const at::Tensor& tensor) {
   if (!tensor.defined()) return Seen::kNothing;
   if (tensor.device().type() == kVirtual) return Seen::kDevice;
-  const bool plain = tensor.is_cpu() && tensor.layout() == c10::kStrided && tensor.has_storage() && tensor.numel() > 0;
+  const bool plain = tensor.is_cpu() && tensor.layout() == c10::kStrided && tensor.has_storage() &&
+                     tensor.numel() > 0;
   return plain && is_pinned(tensor.const_data_ptr(), 1) ? Seen::kPinned : Seen::kNothing;
 }
 
@@ -66,7 +67,8 @@ void record_operator(const c10::OperatorHandle& op, c10::ArrayRef<const c10::IVa
     const c10::AliasInfo* alias = arguments[i].alias_info();
     const bool only_a_view = alias != nullptr && !writes(alias);
     if (only_a_view) continue;
-    each_tensor(inputs[i], [&](const at::Tensor& tensor) { record_host_access(tensor, writes(alias), name); });
+    each_tensor(inputs[i],
+                [&](const at::Tensor& tensor) { record_host_access(tensor, writes(alias), name); });
   }
 }
 
@@ -78,7 +80,8 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& c
   const auto name = call.operator_name();
   if (!name) return nullptr;
   const auto op = c10::Dispatcher::singleton().findSchema(*name);
-  if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return nullptr;
+  if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
+    return nullptr;
   record_operator(*op, inputs);
   return nullptr;
 }
@@ -89,8 +92,10 @@ InsideDeviceWork::InsideDeviceWork() { ++t_device_work_depth; }
 InsideDeviceWork::~InsideDeviceWork() { --t_device_work_depth; }
 
 void watch_host_operators() {
-  static const at::CallbackHandle handle = at::addGlobalCallback(
-      at::RecordFunctionCallback(&before_operator).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  static const at::CallbackHandle handle =
+      at::addGlobalCallback(at::RecordFunctionCallback(&before_operator)
+                                .needsInputs(true)
+                                .scopes({at::RecordScope::FUNCTION}));
   (void)handle;
 }
 

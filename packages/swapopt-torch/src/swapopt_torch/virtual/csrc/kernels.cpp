@@ -1,6 +1,8 @@
 // Kernels of the device's own: memory, shape and copies. All else goes to the fallback.
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/DeviceGuard.h>
@@ -8,8 +10,10 @@
 #include <set>
 #include <string>
 #include "copy.h"
+#include "cpu_alias.h"
 #include "device_memory.h"
 #include "fallback.h"
+#include "operator_info.h"
 #include "world.h"
 
 namespace vacc {
@@ -24,16 +28,31 @@ c10::Device device_for(std::optional<at::Device> device, std::optional<bool> pin
   return {kVirtual, static_cast<c10::DeviceIndex>(index)};
 }
 
-at::Tensor empty(Sizes size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                 std::optional<at::Device> device, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
-  const c10::DeviceGuard guard(device_for(device, pin));
-  return at::detail::empty_generic(size, &device_allocator(), c10::DispatchKeySet(kKey), c10::dtype_or_default(dtype), format);
+// torch.use_deterministic_algorithms() promises the same uninitialised memory everywhere.
+at::Tensor filled_if_deterministic(at::Tensor tensor) {
+  const auto& settings = at::globalContext();
+  if (settings.deterministicAlgorithms() && settings.deterministicFillUninitializedMemory()) {
+    const CpuKernelScope scope;
+    at::Tensor alias = cpu_alias(tensor);
+    at::native::fill_empty_deterministic_(alias);
+  }
+  return tensor;
 }
 
-at::Tensor empty_strided(Sizes size, Sizes stride, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                         std::optional<at::Device> device, std::optional<bool> pin) {
+at::Tensor empty(Sizes size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                 std::optional<at::Device> device, std::optional<bool> pin,
+                 std::optional<at::MemoryFormat> format) {
   const c10::DeviceGuard guard(device_for(device, pin));
-  return at::detail::empty_strided_generic(size, stride, &device_allocator(), c10::DispatchKeySet(kKey), c10::dtype_or_default(dtype));
+  return filled_if_deterministic(at::detail::empty_generic(
+      size, &device_allocator(), c10::DispatchKeySet(kKey), c10::dtype_or_default(dtype), format));
+}
+
+at::Tensor empty_strided(Sizes size, Sizes stride, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout>, std::optional<at::Device> device,
+                         std::optional<bool> pin) {
+  const c10::DeviceGuard guard(device_for(device, pin));
+  return filled_if_deterministic(at::detail::empty_strided_generic(
+      size, stride, &device_allocator(), c10::DispatchKeySet(kKey), c10::dtype_or_default(dtype)));
 }
 
 void grow_storage(const at::Tensor& tensor, size_t nbytes) {
@@ -41,15 +60,18 @@ void grow_storage(const at::Tensor& tensor, size_t nbytes) {
   if (nbytes > storage->nbytes()) resize_device_storage(storage, nbytes);
 }
 
-const at::Tensor& resize_(const at::Tensor& self, Sizes size, std::optional<at::MemoryFormat> format) {
+const at::Tensor& resize_(const at::Tensor& self, Sizes size,
+                          std::optional<at::MemoryFormat> format) {
   auto* impl = self.unsafeGetTensorImpl();
-  grow_storage(self, at::detail::computeStorageNbytesContiguous(size, self.itemsize(), self.storage_offset()));
+  grow_storage(self, at::detail::computeStorageNbytesContiguous(size, self.itemsize(),
+                                                                self.storage_offset()));
   impl->set_sizes_contiguous(size);
   if (format && *format != at::MemoryFormat::Preserve) impl->empty_tensor_restride(*format);
   return self;
 }
 
-at::Tensor& set_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, Sizes size, Sizes stride) {
+at::Tensor& set_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, Sizes size,
+                               Sizes stride) {
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(source);
   if (stride.data() != nullptr || size.empty()) {
@@ -58,7 +80,8 @@ at::Tensor& set_storage_offset(at::Tensor& self, at::Storage source, int64_t off
     impl->set_sizes_contiguous(size);
     impl->set_storage_offset(offset);
   }
-  grow_storage(self, at::detail::computeStorageNbytes(impl->sizes(), impl->strides(), self.itemsize(), offset));
+  grow_storage(self, at::detail::computeStorageNbytes(impl->sizes(), impl->strides(),
+                                                      self.itemsize(), offset));
   return self;
 }
 
@@ -69,16 +92,19 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source) {
 
 at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
   if (self.is_same(source)) return self;
-  return set_storage_offset(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+  return set_storage_offset(self, source.storage(), source.storage_offset(), source.sizes(),
+                            source.strides());
 }
 
 at::Tensor& set_empty(at::Tensor& self) {
-  c10::Storage nothing(c10::Storage::use_byte_size_t(), 0, allocate_device(0, self.device().index()), &device_allocator(), true);
+  c10::Storage nothing(c10::Storage::use_byte_size_t(), 0,
+                       allocate_device(0, self.device().index()), &device_allocator(), true);
   const std::vector<int64_t> size{0};
   return set_storage_offset(self, std::move(nothing), 0, size, {});
 }
 
-at::Tensor as_strided(const at::Tensor& self, Sizes size, Sizes stride, std::optional<int64_t> offset) {
+at::Tensor as_strided(const at::Tensor& self, Sizes size, Sizes stride,
+                      std::optional<int64_t> offset) {
   return at::native::as_strided_tensorimpl(self, size, stride, offset);
 }
 
@@ -93,32 +119,37 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
 }
 
 const std::set<std::string>& own_kernels() {
-  static const std::set<std::string> names{
-      "empty.memory_format", "empty_strided", "resize_", "set_.source_Storage_storage_offset", "set_.source_Storage",
-      "set_.source_Tensor", "set_", "_copy_from", "_copy_from_and_resize", "_local_scalar_dense", "as_strided", "view",
-      "_reshape_alias", "record_stream"};
+  static const std::set<std::string> names{"empty.memory_format",
+                                           "empty_strided",
+                                           "resize_",
+                                           "set_.source_Storage_storage_offset",
+                                           "set_.source_Storage",
+                                           "set_.source_Tensor",
+                                           "set_",
+                                           "_copy_from",
+                                           "_copy_from_and_resize",
+                                           "_local_scalar_dense",
+                                           "as_strided",
+                                           "view",
+                                           "_reshape_alias",
+                                           "record_stream"};
   return names;
 }
 
-// An operator with a CPU kernel and a decomposition would be decomposed before it reaches the
-// fallback, and give other numbers than on the CPU.
+// torch would decompose these before they reach the fallback. With a CPU kernel the numbers would
+// then be others than on the CPU; a foreach operator would be a launch per tensor.
 bool would_bypass_fallback(const c10::OperatorHandle& op) {
   using Key = c10::DispatchKey;
-  return op.hasKernelForDispatchKey(Key::CPU) &&
-      (op.hasKernelForDispatchKey(Key::CompositeExplicitAutograd) ||
-       op.hasKernelForDispatchKey(Key::CompositeExplicitAutogradNonFunctional));
+  const bool decomposes = op.hasKernelForDispatchKey(Key::CompositeExplicitAutograd) ||
+                          op.hasKernelForDispatchKey(Key::CompositeExplicitAutogradNonFunctional);
+  const bool is_foreach = op.operator_name().name.rfind("aten::_foreach_", 0) == 0;
+  return decomposes && (is_foreach || op.hasKernelForDispatchKey(Key::CPU));
 }
 
 void pin_to_fallback(torch::Library& library) {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    if (name.name.rfind("aten::", 0) != 0) continue;
-    const auto op = dispatcher.findSchema(name);
-    if (!op || !would_bypass_fallback(*op)) continue;
-    std::string short_name = name.name.substr(6);
-    if (!name.overload_name.empty()) short_name += "." + name.overload_name;
-    if (own_kernels().count(short_name) > 0) continue;
-    library.impl(short_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  for (const std::string& name : aten_operators(&would_bypass_fallback)) {
+    if (own_kernels().count(name) > 0) continue;
+    library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
   }
 }
 
@@ -149,8 +180,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 }
 
 // copy_ falls through these keys, _copy_from does not: without this .conj() recurses for ever.
-TORCH_LIBRARY_IMPL(aten, Conjugate, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
-TORCH_LIBRARY_IMPL(aten, Negative, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Conjugate, library) {
+  library.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, Negative, library) {
+  library.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
 
 }  // namespace
 }  // namespace vacc

@@ -1,10 +1,9 @@
 #include "late.h"
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <algorithm>
 #include <cstring>
 #include <limits>
 #include <utility>
-#include "host_access.h"
+#include "cpu_alias.h"
 #include "world.h"
 
 namespace vacc {
@@ -27,19 +26,18 @@ LateCopies& late_copies() {
   return *instance;
 }
 
-ByteRange byte_range(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return {0, 0};
-  int64_t span = 1;
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim) span += (tensor.size(dim) - 1) * tensor.stride(dim);
-  return {reinterpret_cast<uintptr_t>(tensor.const_data_ptr()), static_cast<size_t>(span) * tensor.itemsize()};
-}
-
 void LateCopies::defer(ActorId stream, const at::Tensor& source, const at::Tensor& destination) {
   const VectorClock& seen = world().scheduler.seen_by(stream);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const InsideDeviceWork inside;
+  const CpuKernelScope scope;
   poison(destination);
-  pending_.push_back({stream, seen.at(stream), seen, source, destination, byte_range(source), byte_range(destination), {}});
+  pending_.push_back({stream,
+                      seen.at(stream),
+                      seen,
+                      source,
+                      destination,
+                      byte_range(source),
+                      byte_range(destination),
+                      {}});
 }
 
 template <typename Needed>
@@ -59,7 +57,7 @@ void LateCopies::run_before(const Toucher& toucher) {
   const VectorClock& seen = world().scheduler.seen_by(toucher.actor);
   run_where([&](const Copy& copy) {
     return seen.covers(copy.stream, copy.tick) &&
-        std::any_of(toucher.ranges.begin(), toucher.ranges.end(), [&](const ByteRange& range) {
+           std::any_of(toucher.ranges.begin(), toucher.ranges.end(), [&](const ByteRange& range) {
              return range.overlaps(copy.reads) || range.overlaps(copy.writes);
            });
   });
@@ -81,8 +79,9 @@ void LateCopies::run_in_order(Copies::iterator copy) {
   const Copy self = *copy;
   pending_.erase(copy);
   for (auto earlier = pending_.begin(); earlier != pending_.end();) {
-    const bool conflicts = earlier->writes.overlaps(self.reads) || earlier->writes.overlaps(self.writes) ||
-        earlier->reads.overlaps(self.writes);
+    const bool conflicts = earlier->writes.overlaps(self.reads) ||
+                           earlier->writes.overlaps(self.writes) ||
+                           earlier->reads.overlaps(self.writes);
     const bool before = self.seen.covers(earlier->stream, earlier->tick);
     if (conflicts && before) {
       run_in_order(earlier);
@@ -91,8 +90,7 @@ void LateCopies::run_in_order(Copies::iterator copy) {
       ++earlier;
     }
   }
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const InsideDeviceWork inside;
+  const CpuKernelScope scope;
   self.destination.copy_(self.source);
 }
 
@@ -102,7 +100,8 @@ void LateCopies::on_release(const Block& block, const std::shared_ptr<Backing>& 
   const ByteRange range{block.base, block.nbytes};
   for (auto copy = pending_.begin(); copy != pending_.end();) {
     const bool touches = range.overlaps(copy->reads) || range.overlaps(copy->writes);
-    if (touches && backing != nullptr && over.covers(copy->stream, copy->tick)) copy->held.push_back(backing);
+    if (touches && backing != nullptr && over.covers(copy->stream, copy->tick))
+      copy->held.push_back(backing);
     const bool lost = touches && (backing == nullptr || !over.covers(copy->stream, copy->tick));
     copy = lost ? pending_.erase(copy) : std::next(copy);
   }

@@ -2,22 +2,14 @@
 // Until then its destination is poisoned. A pending copy keeps no memory alive for the program.
 #pragma once
 #include <ATen/core/Tensor.h>
-#include <cstdint>
 #include <list>
 #include <memory>
 #include <vector>
 #include "backing.h"
 #include "core/shadow_memory.h"
+#include "tensor_access.h"
 
 namespace vacc {
-
-struct ByteRange {
-  uintptr_t begin;
-  size_t nbytes;
-  bool overlaps(const ByteRange& other) const {
-    return begin < other.begin + other.nbytes && other.begin < begin + nbytes;
-  }
-};
 
 struct Toucher {  // someone about to read or write `ranges`
   ActorId actor;
@@ -56,6 +48,5 @@ class LateCopies {
 };
 
 LateCopies& late_copies();
-ByteRange byte_range(const at::Tensor& tensor);  // from the first to the last byte it can reach
 
 }  // namespace vacc

@@ -31,9 +31,10 @@ std::string full_name(const c10::OperatorName& name) {
 }
 
 bool accepts_cpu_indices(const std::string& name) {
-  static const std::set<std::string> names{
-      "aten::index.Tensor", "aten::index.Tensor_out", "aten::index_put", "aten::index_put_",
-      "aten::_index_put_impl_", "aten::_unsafe_index.Tensor", "aten::_unsafe_index_put"};
+  static const std::set<std::string> names{"aten::index.Tensor",     "aten::index.Tensor_out",
+                                           "aten::index_put",        "aten::index_put_",
+                                           "aten::_index_put_impl_", "aten::_unsafe_index.Tensor",
+                                           "aten::_unsafe_index_put"};
   return names.count(name) > 0;
 }
 
@@ -49,9 +50,11 @@ ArgumentInfo describe(const c10::Argument& argument) {
 }
 
 void fill(OperatorInfo& info, const c10::OperatorHandle& op) {
-  for (const c10::Argument& argument : op.schema().arguments()) info.arguments.push_back(describe(argument));
+  for (const c10::Argument& argument : op.schema().arguments())
+    info.arguments.push_back(describe(argument));
   const std::string& base = op.operator_name().name;
-  info.is_list_operator = base.find("foreach") != std::string::npos || base.rfind("aten::_fused_", 0) == 0;
+  info.is_list_operator =
+      base.find("foreach") != std::string::npos || base.rfind("aten::_fused_", 0) == 0;
   info.draws_random_numbers = op.hasTag(at::Tag::nondeterministic_seeded);
   info.mixes_devices = accepts_cpu_indices(info.name);
 }
@@ -73,6 +76,19 @@ OperatorInfo& operator_info(const std::string& name) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> guard(all.mutex);
   return named(all, name);
+}
+
+std::vector<std::string> aten_operators(
+    const std::function<bool(const c10::OperatorHandle&)>& chosen) {
+  constexpr size_t kPrefix = 6;  // "aten::"
+  auto& dispatcher = c10::Dispatcher::singleton();
+  std::vector<std::string> names;
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (op && chosen(*op)) names.push_back(full_name(name).substr(kPrefix));
+  }
+  return names;
 }
 
 std::unordered_map<std::string, int64_t> operator_counts() {

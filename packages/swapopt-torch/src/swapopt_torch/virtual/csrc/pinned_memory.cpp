@@ -12,7 +12,8 @@ namespace {
 
 void check_limit(size_t nbytes) {
   const HostLedger& host = world().host;
-  TORCH_CHECK(host.fits(nbytes), "Cannot pin ", nbytes, " more bytes of host memory: ", host.allocated.current,
+  TORCH_CHECK(host.fits(nbytes), "Cannot pin ", nbytes,
+              " more bytes of host memory: ", host.allocated.current,
               " bytes of pinned host memory are allocated and ", host.registered.current,
               " registered, and the limit is ", host.limit_bytes,
               " bytes. Free pinned tensors, or raise the limit with set_pinned_limit().");
@@ -31,7 +32,7 @@ void release_pinned(void* context) {
   machine->host.remove_pinned(pinned->backing->nbytes());
 }
 
-class PinnedAllocator final : public c10::Allocator {
+class PinnedAllocator final : public at::HostAllocator {
  public:
   c10::DataPtr allocate(size_t nbytes) override {
     if (nbytes == 0) return {nullptr, c10::Device(c10::kCPU)};
@@ -44,14 +45,34 @@ class PinnedAllocator final : public c10::Allocator {
     machine->host.add_pinned(nbytes);
     return {data, pinned.release(), &release_pinned, c10::Device(c10::kCPU)};
   }
-  void copy_data(void* to, const void* from, size_t nbytes) const override { std::memcpy(to, from, nbytes); }
+  void copy_data(void* to, const void* from, size_t nbytes) const override {
+    std::memcpy(to, from, nbytes);
+  }
+
+  bool record_event(void* address, void*, c10::Stream stream) override {
+    Locked machine;
+    Block* block = machine->memory.find(reinterpret_cast<uintptr_t>(address));
+    if (block == nullptr || block->place != Place::kPinned) return false;
+    block->recorded.insert(actor_of(stream));
+    return true;
+  }
+  void empty_cache() override {}  // freed blocks are not kept
+  at::HostStats get_stats() override {
+    Locked machine;
+    at::HostStats stats;
+    stats.allocated_bytes.current = machine->host.allocated.current;
+    stats.allocated_bytes.peak = machine->host.allocated.peak;
+    return stats;
+  }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override { Locked()->host.reset_peaks(); }
 };
 
 PinnedAllocator g_pinned_allocator;
 
 }  // namespace
 
-c10::Allocator& pinned_allocator() { return g_pinned_allocator; }
+at::HostAllocator& pinned_allocator() { return g_pinned_allocator; }
 
 c10::DeleterFnPtr pinned_deleter() { return &release_pinned; }
 
@@ -65,9 +86,11 @@ bool is_pinned(const void* address, size_t nbytes) {
 void register_host(uintptr_t address, size_t nbytes) {
   watch_host_operators();
   Locked machine;
-  TORCH_CHECK(address != 0 && nbytes > 0, "host_register: expected a non-null address and a positive size, found address ",
+  TORCH_CHECK(address != 0 && nbytes > 0,
+              "host_register: expected a non-null address and a positive size, found address ",
               address, " and ", nbytes, " bytes. Pass tensor.data_ptr() and its size in bytes.");
-  TORCH_CHECK(!machine->memory.overlaps(address, nbytes), "host_register: part of the range is already pinned or registered. "
+  TORCH_CHECK(!machine->memory.overlaps(address, nbytes),
+              "host_register: part of the range is already pinned or registered. "
               "Register each region once, and unregister it before registering it anew.");
   check_limit(nbytes);
   machine->memory.add(address, nbytes, Place::kRegistered, -1, kHost);
@@ -79,8 +102,8 @@ void unregister_host(uintptr_t address) {
     Locked machine;
     const Block* block = machine->memory.find(address);
     TORCH_CHECK(block != nullptr && block->base == address && block->place == Place::kRegistered,
-                "host_unregister: expected the start address of a registered region, found ", address,
-                ". Pass the address that was given to host_register.");
+                "host_unregister: expected the start address of a registered region, found ",
+                address, ". Pass the address that was given to host_register.");
     late_copies().on_release(*block, nullptr);
     machine->host.remove_registered(block->nbytes);
     machine->memory.remove_host_block(address, "host_unregister");

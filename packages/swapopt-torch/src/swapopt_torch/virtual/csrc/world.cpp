@@ -25,8 +25,9 @@ World& world() {
 int current_device() { return t_device; }
 
 void set_current_device(int device) {
-  TORCH_CHECK(device >= 0 && device < device_count(), "Expected a device index below ", device_count(),
-              ", found ", device, ". enable(device_count=...) sets how many virtual devices there are.");
+  TORCH_CHECK(device >= 0 && device < device_count(), "Expected a device index below ",
+              device_count(), ", found ", device,
+              ". enable(device_count=...) sets how many virtual devices there are.");
   t_device = device;
 }
 
@@ -41,7 +42,8 @@ int device_count() { return static_cast<int>(world().pools.size()); }
 int device_or_current(c10::Device device) { return device.has_index() ? device.index() : t_device; }
 
 c10::Stream stream_on(int device, c10::StreamId id) {
-  return c10::Stream(c10::Stream::UNSAFE, c10::Device(kVirtual, static_cast<c10::DeviceIndex>(device)), id);
+  return c10::Stream(c10::Stream::UNSAFE,
+                     c10::Device(kVirtual, static_cast<c10::DeviceIndex>(device)), id);
 }
 
 c10::Stream current_stream(int device) { return stream_on(device, current_stream_id(device)); }
@@ -55,15 +57,19 @@ c10::Stream exchange_current_stream(c10::Stream stream) {
 
 c10::Stream new_stream(int device) { return stream_on(device, g_next_stream++); }
 
-ActorId actor_of(const c10::Stream& stream) { return world().scheduler.actor(stream.device_index(), stream.id()); }
+ActorId actor_of(const c10::Stream& stream) {
+  return world().scheduler.actor(stream.device_index(), stream.id());
+}
 
-ActorId current_actor(int device) { return world().scheduler.actor(device, current_stream_id(device)); }
+ActorId current_actor(int device) {
+  return world().scheduler.actor(device, current_stream_id(device));
+}
 
 std::string text_of(const Race& race) {
   return race.kind + ": " + race.operation + " on " + race.stream + " is not ordered after " +
-      race.earlier_operation + " on " + race.earlier_stream + ", bytes [" + std::to_string(race.begin) + ", " +
-      std::to_string(race.end) + ") of " + race.memory +
-      ". Order them with an event, wait_stream or a synchronisation.";
+         race.earlier_operation + " on " + race.earlier_stream + ", bytes [" +
+         std::to_string(race.begin) + ", " + std::to_string(race.end) + ") of " + race.memory +
+         ". Order them with an event, wait_stream or a synchronisation.";
 }
 
 void World::raise_new_races() {

@@ -15,11 +15,12 @@
 
 namespace vacc {
 
-constexpr size_t kBlockBytes = 512;               // every block is a multiple of this
-constexpr size_t kSmallLimitBytes = 1 << 20;      // larger requests use the large pool
+constexpr size_t kBlockBytes = 512;           // every block is a multiple of this
+constexpr size_t kSmallLimitBytes = 1 << 20;  // larger requests use the large pool
 constexpr size_t kSmallSegmentBytes = 2 << 20;
 constexpr size_t kLargeSegmentBytes = 20 << 20;
-constexpr size_t kOwnSegmentBytes = 10 << 20;     // requests from here on get a segment of their own size
+constexpr size_t kOwnSegmentBytes = 10
+                                    << 20;  // requests from here on get a segment of their own size
 constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();
 
 struct Gauge {
@@ -61,11 +62,14 @@ class GaugeByPool {  // 0: both pools, 1: small, 2: large
 };
 
 struct PoolStats {
-  GaugeByPool allocations, allocated_bytes, active_blocks, active_bytes, segments, reserved_bytes, requested_bytes;
-  int64_t retries = 0, out_of_memory = 0, stream_syncs = 0, segments_made = 0, segments_returned = 0;
+  GaugeByPool allocations, allocated_bytes, active_blocks, active_bytes, segments, reserved_bytes,
+      requested_bytes;
+  int64_t retries = 0, out_of_memory = 0, stream_syncs = 0, segments_made = 0,
+          segments_returned = 0;
 
   std::array<GaugeByPool*, 7> gauges() {
-    return {&allocations, &allocated_bytes, &active_blocks, &active_bytes, &segments, &reserved_bytes, &requested_bytes};
+    return {&allocations, &allocated_bytes, &active_blocks,  &active_bytes,
+            &segments,    &reserved_bytes,  &requested_bytes};
   }
 };
 
@@ -145,7 +149,8 @@ class CachingPool {
   }
   void reset_totals() {
     for (GaugeByPool* gauge : stats.gauges()) gauge->reset_totals();
-    stats.retries = stats.out_of_memory = stats.stream_syncs = stats.segments_made = stats.segments_returned = 0;
+    stats.retries = stats.out_of_memory = stats.stream_syncs = stats.segments_made =
+        stats.segments_returned = 0;
   }
   void forget_times() {  // the virtual clock starts again at zero: all recorded work is over
     settle(std::numeric_limits<int64_t>::max());

@@ -27,7 +27,7 @@ struct Profile {
 
   int64_t kernel_ns(size_t traffic_bytes, int64_t launches) const {
     return launches * kernel_overhead_ns +
-        static_cast<int64_t>(static_cast<double>(traffic_bytes) / memory_bytes_per_ns);
+           static_cast<int64_t>(static_cast<double>(traffic_bytes) / memory_bytes_per_ns);
   }
 };
 

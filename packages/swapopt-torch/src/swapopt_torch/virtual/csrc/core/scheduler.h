@@ -25,6 +25,7 @@ struct EventState {
   VectorClock seen;
   int64_t time_ns = 0;
   bool recorded = false;
+  int clock = 0;  // which run of the clock `time_ns` belongs to
 };
 
 struct TimelineRow {
@@ -53,7 +54,8 @@ class Scheduler {
   void set_device_count(int count) { engines_.resize(static_cast<size_t>(count)); }
 
   ActorId actor(int device, int64_t stream) {
-    const auto [entry, is_new] = ids_.try_emplace({device, stream}, static_cast<int>(actors_.size()));
+    const auto [entry, is_new] =
+        ids_.try_emplace({device, stream}, static_cast<int>(actors_.size()));
     if (is_new) actors_.push_back({label_of(device, stream), device, stream, {}, 0});
     return entry->second;
   }
@@ -66,17 +68,28 @@ class Scheduler {
 
   // The host hands work to a stream: it runs after everything the stream and the host have seen.
   void issue(ActorId id, const Work& work) {
-    Actor& stream = mutable_at(id);
-    const int64_t issue_ns = profile.host_issue_ns;
-    const int64_t ready_ns = std::max(stream.time_ns, host().time_ns + issue_ns);
-    host().time_ns += issue_ns * work.launches;
+    order_next(id);
+    book(id, work);
+  }
+
+  // The two halves of `issue`, for work whose cost is known only after it was done.
+  void order_next(ActorId id) {
     host_acted();
     follow_host(id);
-    stream.seen.tick(id);
+    mutable_at(id).seen.tick(id);
+  }
+
+  void book(ActorId id, const Work& work) {
+    Actor& stream = mutable_at(id);
+    const int64_t issued_from_ns = now_ns();
+    const int64_t ready_ns = std::max(stream.time_ns, issued_from_ns + profile.host_issue_ns);
+    host().time_ns += profile.host_issue_ns * work.launches;
     const int64_t duration_ns = stretch_over_launches(work);
-    const int64_t start_ns = engine(stream.device, work.lane).book(ready_ns, duration_ns, now_ns() - issue_ns * work.launches);
+    const int64_t start_ns =
+        engine(stream.device, work.lane).book(ready_ns, duration_ns, issued_from_ns);
     stream.time_ns = start_ns + duration_ns;
-    add_row({stream.device, stream.stream, work.lane, work.operation, work.nbytes, start_ns, stream.time_ns});
+    add_row({stream.device, stream.stream, work.lane, work.operation, work.nbytes, start_ns,
+             stream.time_ns});
   }
 
   // An allocation costs no time but is a point of its own in the stream's order.
@@ -89,7 +102,7 @@ class Scheduler {
 
   void record(ActorId id, EventState& event) {
     follow_host(id);
-    event = {at(id).seen, std::max(at(id).time_ns, now_ns()), true};
+    event = {at(id).seen, std::max(at(id).time_ns, now_ns()), true, clock_};
   }
 
   void wait(ActorId id, const EventState& event) {
@@ -97,11 +110,11 @@ class Scheduler {
     if (!event.recorded) return;
     Actor& stream = mutable_at(id);
     stream.seen.join(event.seen);
-    stream.time_ns = std::max(stream.time_ns, event.time_ns);
+    stream.time_ns = std::max(stream.time_ns, time_of(event));
   }
 
   void host_waits_for(const EventState& event) {
-    if (event.recorded) host_joins(event.seen, event.time_ns, "synchronize event");
+    if (event.recorded) host_joins(event.seen, time_of(event), "synchronize event");
   }
 
   void host_waits_for_stream(ActorId id) {
@@ -123,15 +136,17 @@ class Scheduler {
   // The memory allocator waits for time to pass; that orders nothing the program may rely on.
   void host_sleeps_until(int64_t time_ns) { host().time_ns = std::max(host().time_ns, time_ns); }
 
-  bool poll(const VectorClock& seen, int64_t time_ns) {
-    host().time_ns += profile.poll_ns;
-    if (now_ns() < time_ns) return false;
-    host().seen.join(seen);
-    host_acted();
-    return true;
+  bool poll_event(const EventState& event) {
+    return !event.recorded || poll(event.seen, time_of(event));
+  }
+  bool poll_stream(ActorId id) { return poll(at(id).seen, at(id).time_ns); }
+
+  int64_t elapsed_ns(const EventState& from, const EventState& to) const {
+    return time_of(to) - time_of(from);
   }
 
   void reset_clock() {
+    ++clock_;
     for (Actor& actor : actors_) actor.time_ns = 0;
     for (auto& engines : engines_) {
       for (Engine& engine : engines) engine.clear();
@@ -143,6 +158,19 @@ class Scheduler {
 
  private:
   static constexpr size_t kMaxRows = 2'000'000;
+
+  // What was recorded before the clock was reset is long over.
+  int64_t time_of(const EventState& event) const {
+    return event.clock == clock_ ? event.time_ns : 0;
+  }
+
+  bool poll(const VectorClock& seen, int64_t time_ns) {
+    host().time_ns += profile.poll_ns;
+    if (now_ns() < time_ns) return false;
+    host().seen.join(seen);
+    host_acted();
+    return true;
+  }
 
   Actor& mutable_at(ActorId id) { return actors_[static_cast<size_t>(id)]; }
   Actor& host() { return actors_[kHost]; }
@@ -184,6 +212,7 @@ class Scheduler {
   std::map<std::pair<int, int64_t>, ActorId> ids_;
   std::vector<std::array<Engine, 3>> engines_;
   std::deque<TimelineRow> rows_;
+  int clock_ = 0;
 };
 
 }  // namespace vacc

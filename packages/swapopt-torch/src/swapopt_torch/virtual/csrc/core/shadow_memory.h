@@ -42,8 +42,8 @@ struct Block {
   size_t nbytes;
   Place place;
   int device;
-  ActorId owner;                 // the stream that allocated it; the host for pinned memory
-  std::set<ActorId> recorded;    // streams whose work the allocator waits for before reuse
+  ActorId owner;               // the stream that allocated it; the host for pinned memory
+  std::set<ActorId> recorded;  // streams whose work the allocator waits for before reuse
   std::map<size_t, Span> spans;
 
   bool holds(uintptr_t address, size_t length) const {
@@ -102,8 +102,10 @@ class ShadowMemory {
     VectorClock seen = scheduler_.seen_by(owner);
     seen.join(scheduler_.seen_by(kHost));
     for (const FreedInUse& freed : entry->second) {
-      if (ordered(freed.last_use, seen)) continue;
-      report("reuse of memory freed while in use", {owner, 0, "allocation"}, freed.last_use, freed.memory, 0, freed.nbytes);
+      const Access* use = first_unordered(freed.uses, seen);
+      if (use == nullptr) continue;
+      report("reuse of memory freed while in use", {owner, 0, "allocation"}, *use, freed.memory, 0,
+             freed.nbytes);
     }
     freed_in_use_.erase(entry);
   }
@@ -111,10 +113,9 @@ class ShadowMemory {
   void remove_device_block(uintptr_t base) {
     Block& block = blocks_.at(base);
     if (detect) {
-      const VectorClock seen = seen_at_release(block);
-      for (const Access& use : unordered_uses(block, seen)) {
-        freed_in_use_[block.owner].push_back({use, block.nbytes, name_of(block)});
-      }
+      std::vector<Access> uses = unordered_uses(block, seen_at_release(block));
+      if (!uses.empty())
+        freed_in_use_[block.owner].push_back({std::move(uses), block.nbytes, name_of(block)});
     }
     blocks_.erase(base);
   }
@@ -122,10 +123,10 @@ class ShadowMemory {
   void remove_host_block(uintptr_t base, const char* operation) {
     Block& block = blocks_.at(base);
     if (detect) {
-      for (const Access& use : unordered_uses(block, seen_at_release(block))) {
-        report("pinned memory released while in use", {kHost, 0, operation}, use, name_of(block), 0, block.nbytes);
-        break;
-      }
+      const std::vector<Access> uses = unordered_uses(block, seen_at_release(block));
+      if (!uses.empty())
+        report("pinned memory released while in use", {kHost, 0, operation}, uses.front(),
+               name_of(block), 0, block.nbytes);
     }
     blocks_.erase(base);
   }
@@ -140,13 +141,20 @@ class ShadowMemory {
 
  private:
   struct FreedInUse {
-    Access last_use;
+    std::vector<Access> uses;
     size_t nbytes;
     std::string memory;
   };
 
   static bool ordered(const Access& access, const VectorClock& seen) {
     return !access.exists() || seen.covers(access.actor, access.tick);
+  }
+
+  static const Access* first_unordered(const std::vector<Access>& uses, const VectorClock& seen) {
+    for (const Access& use : uses) {
+      if (!ordered(use, seen)) return &use;
+    }
+    return nullptr;
   }
 
   static void split(std::map<size_t, Span>& spans, size_t at) {
@@ -223,13 +231,17 @@ class ShadowMemory {
 
   static std::string name_of(const Block& block) {
     const std::string size = std::to_string(block.nbytes) + " bytes of ";
-    if (block.place == Place::kDevice) return size + "virtual:" + std::to_string(block.device) + " memory";
+    if (block.place == Place::kDevice)
+      return size + "virtual:" + std::to_string(block.device) + " memory";
     return size + (block.place == Place::kPinned ? "pinned host memory" : "registered host memory");
   }
 
-  void report(const char* kind, const Access& me, const Access& earlier, const std::string& memory, size_t begin, size_t end) {
+  void report(const char* kind, const Access& me, const Access& earlier, const std::string& memory,
+              size_t begin, size_t end) {
     if (races.size() >= kMaxRaces) return;
-    races.push_back({kind, me.operation, scheduler_.at(me.actor).label, earlier.operation, scheduler_.at(earlier.actor).label, memory, static_cast<int64_t>(begin), static_cast<int64_t>(end)});
+    races.push_back({kind, me.operation, scheduler_.at(me.actor).label, earlier.operation,
+                     scheduler_.at(earlier.actor).label, memory, static_cast<int64_t>(begin),
+                     static_cast<int64_t>(end)});
   }
 
   static constexpr size_t kMaxRaces = 10'000;

@@ -25,7 +25,8 @@ class VectorClock {
 
   void join(const VectorClock& other) {
     if (ticks_.size() < other.ticks_.size()) ticks_.resize(other.ticks_.size(), 0);
-    for (size_t i = 0; i < other.ticks_.size(); ++i) ticks_[i] = std::max(ticks_[i], other.ticks_[i]);
+    for (size_t i = 0; i < other.ticks_.size(); ++i)
+      ticks_[i] = std::max(ticks_[i], other.ticks_[i]);
   }
 
   bool covers(ActorId actor, uint32_t tick) const { return at(actor) >= tick; }

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-import swapopt_torch.virtual as virtual
+from swapopt_torch import virtual
 
 NUMEL = 1 << 16
 
