@@ -153,7 +153,7 @@ def _build(folder: Path, compiler: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _build_environment(compiler: str) -> Iterator[None]:
-    """Finds ninja the interpreter, also where its environment is not activated."""
+    """Let ninja be found beside the interpreter, also in an environment not activated."""
     changed = {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "CXX": compiler,
