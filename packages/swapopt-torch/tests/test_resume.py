@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -92,8 +93,6 @@ def test_c3_update_59_in_a_new_process(
 
 
 def _environment() -> dict[str, str]:
-    import os
-
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 

@@ -171,6 +171,24 @@ def test_groups_added_between_steps(device: torch.device, packed: bool, kind: st
         twin.train(range(8, 10))
 
 
+def test_a_group_with_the_same_parameter_twice(device: torch.device, packed: bool) -> None:
+    """torch warns of it and updates the parameter twice a step; we say no before anything moves."""
+    parameter = nn.Parameter(torch.linspace(0, 1, 2048, device=device))
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        optimizer = torch.optim.AdamW([parameter, parameter])
+    with pytest.raises(ValueError, match="a parameter twice"):
+        swap_optimizer(optimizer)
+    twin = make_twin(device, torch.optim.AdamW)
+    twin.wrap(packed)
+    with (
+        pytest.warns(UserWarning, match="duplicate parameters"),
+        pytest.raises(ValueError, match="a parameter twice"),
+    ):
+        twin.optimizer.add_param_group({"params": [parameter, parameter]})
+    assert len(twin.optimizer.param_groups) == 1
+    twin.train(1)
+
+
 @pytest.mark.parametrize("names", [False, True], ids=["plain", "named"])
 def test_state_dict_of_a_fresh_optimizer(device: torch.device, packed: bool, names: bool) -> None:
     """Groups without states, names where parameters have them; loading it changes nothing."""
