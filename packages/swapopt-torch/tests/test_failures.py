@@ -10,7 +10,15 @@ from torch import nn
 from torch.optim import adam as torch_adam
 
 from swapopt_common import SlotState
-from swapopt_torch import SwapOptimizerConfig, SwapStepError, TorchSwapOptimizer, swap_optimizer
+from swapopt_torch import (
+    HostMemoryError,
+    SwapOptimizerConfig,
+    SwapStepError,
+    TorchSwapOptimizer,
+    announce,
+    host_memory,
+    swap_optimizer,
+)
 from swapopt_torch.packed import PackedMovement
 from swapopt_torch.per_tensor import PerTensorMovement
 from training import allocated, assert_same_bits
@@ -21,7 +29,9 @@ COUNT = 8  # two parameters in each of four batches
 class Step:
     """A swapped optimizer and a native one whose parameters can be stepped apart."""
 
-    def __init__(self, device: torch.device, packed: bool) -> None:
+    def __init__(
+        self, device: torch.device, packed: bool, *, pageable_fallback: bool = False
+    ) -> None:
         self.device = device
         self.swapped = [
             nn.Parameter(torch.linspace(0, i + 1, 4096, device=device)) for i in range(COUNT)
@@ -30,6 +40,7 @@ class Step:
         self.optimizer: TorchSwapOptimizer = swap_optimizer(
             torch.optim.AdamW(self.swapped, 1e-2, fused=True),
             SwapOptimizerConfig(swap_times=4, packed_swap=packed),
+            pageable_fallback=pageable_fallback,
         )
         self.reference = torch.optim.AdamW(self.native, 1e-2, fused=True)
 
@@ -110,9 +121,10 @@ def test_f1_update_fails(
             pair.optimizer.step()
     if isinstance(caught.value, SwapStepError):
         assert caught.value.__cause__ is error
-        assert caught.value.updated_batches == tuple(range(failing + 1))
-        assert f"{failing + 1} of 4 batches" in str(caught.value)
-        assert "param_groups[0]['params'][0]" in str(caught.value)
+        assert caught.value.updated_batches == tuple(range(failing))
+        assert caught.value.interrupted_batch == failing
+        assert f"{failing} of 4 batches" in str(caught.value)
+        assert f"param_groups[0]['params'][{2 * failing}]" in str(caught.value)
     del caught
     pair.assert_consistent(expected_bytes)
     pair.native_updates_only({2 * batch + i for batch in range(failing) for i in (0, 1)})
@@ -141,6 +153,7 @@ def test_f1_memory_runs_out(
     else:
         assert isinstance(caught.value, SwapStepError)
         assert caught.value.updated_batches == tuple(range(updated))
+        assert caught.value.interrupted_batch is None
     del caught
     pair.assert_consistent(expected_bytes)
     pair.native_updates_only(set(range(2 * updated)))
@@ -197,7 +210,7 @@ def test_memory_for_an_arena_is_explained(device: torch.device, device_type: str
 def test_pinned_memory_that_runs_out_is_explained(device: torch.device, device_type: str) -> None:
     if device_type != "virtual":
         pytest.skip("only the virtual accelerator limits pinned memory")
-    from swapopt_torch import HostMemoryError, virtual
+    from swapopt_torch import virtual
 
     pair = Step(device, True)
     pair.give_gradients(0)
@@ -210,3 +223,43 @@ def test_pinned_memory_that_runs_out_is_explained(device: torch.device, device_t
     assert not pair.optimizer.state
     pair.step_both(0)
     pair.assert_equal()
+
+
+@pytest.fixture
+def no_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("cannot pin")
+
+    monkeypatch.setattr(host_memory, "_registered_buffer", refuse)
+    monkeypatch.setattr(host_memory, "_allocated_buffer", refuse)
+
+
+@pytest.mark.usefixtures("no_pinning")
+def test_m6_pageable_memory_only_where_it_was_asked_for(device: torch.device, packed: bool) -> None:
+    pair = Step(device, packed)
+    pair.give_gradients(0)
+    with pytest.raises(HostMemoryError, match="pageable_fallback=True"):
+        pair.optimizer.step()
+    assert not pair.optimizer.state
+
+    fallback = Step(device, packed, pageable_fallback=True)
+    with pytest.warns(UserWarning, match=r"Pinned host memory ran out: 262,144 bytes.*pageable"):
+        fallback.step_both(0)
+    fallback.step_both(1)
+    fallback.assert_equal()
+    assert fallback.optimizer.swap_stats().pinned_nbytes == 0
+    assert not fallback.optimizer.state[fallback.swapped[0]]["exp_avg"].is_pinned()
+
+
+def test_m6_a_host_that_is_too_small_is_warned_of(
+    device: torch.device, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announce, "available_host_nbytes", lambda: 262_143)
+    with pytest.warns(UserWarning, match=r"need 262,144 bytes .* 262,143 are free"):
+        Step(device, packed)
+
+
+def test_available_host_memory_is_found() -> None:
+    available = host_memory.available_host_nbytes()
+    assert available is not None
+    assert 10**6 < available < 10**15

@@ -367,3 +367,66 @@ def test_wrapping_after_torch_compile() -> None:
         "copy.deepcopy(before); pickle.loads(pickle.dumps(before))\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_inference_mode(device: torch.device, packed: bool) -> None:
+    """What lasts is made of ordinary tensors, also where the first step is in inference mode."""
+    twins = Twins(device, packed)
+    parameter = nn.Parameter(torch.ones(2048, device=device))
+    parameter.grad = torch.ones_like(parameter)
+    base = torch.optim.AdamW([parameter])
+    base.step()
+    with torch.inference_mode():
+        wrapped = swap_optimizer(base, SwapOptimizerConfig(packed_swap=packed))
+    for parameters in (twins.native, twins.swapped):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+    with torch.inference_mode():
+        twins.optimizer.step()
+    twins.reference.step()
+    twins.step(1)
+    twins.step(2)
+    twins.assert_equal()
+    wrapped.step()
+
+
+def test_wrapping_again_after_an_interrupted_wrapping(
+    device: torch.device, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first wrapper is gone, its offloads are still under way: they are waited for."""
+    native = [nn.Parameter(torch.linspace(-1, 1, n).to(device)) for n in NUMELS]
+    swapped = [nn.Parameter(p.detach().clone()) for p in native]
+    reference = torch.optim.AdamW(native, foreach=False)
+    base = torch.optim.AdamW(swapped, foreach=False)
+    for optimizer, parameters in ((reference, native), (base, swapped)):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    config = SwapOptimizerConfig(packed_swap=packed)
+    with monkeypatch.context() as patch:
+        patch.setattr("swapopt_torch.guard.take_step_away", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            swap_optimizer(base, config)
+    optimizer = swap_optimizer(base, config)
+    optimizer.step()
+    reference.step()
+    for one, other in zip(swapped, native, strict=True):
+        assert_same_bits(one, other, "parameter")
+        for key, value in reference.state[other].items():
+            assert_same_bits(optimizer.state[one][key], value, key)
+
+
+def test_lazy_modules(device: torch.device, packed: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = nn.LazyLinear(64, device=device)
+        optimizer = swap_optimizer(
+            torch.optim.AdamW(module.parameters()), SwapOptimizerConfig(packed_swap=packed)
+        )
+    module(torch.ones(2, 64, device=device)).sum().backward()
+    optimizer.step()
+    assert optimizer.swap_stats().swapped_states == 2

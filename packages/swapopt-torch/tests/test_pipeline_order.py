@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swapopt_torch.pipeline import WINDOW, Action, Verb, schedule
+from swapopt_torch.schedule import WINDOW, Action, Verb, schedule
 
 PER_TENSOR = {
     0: "",

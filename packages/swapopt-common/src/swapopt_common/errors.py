@@ -17,13 +17,19 @@ class HostMemoryError(RuntimeError):
 
 
 class SwapStepError(RuntimeError):
-    """A step failed after some batches were updated.
+    """A step failed after parameters may have been updated.
 
     Attributes:
-        updated_batches: indices (into this step's batches) whose update had been started; their
-            parameters and states hold the new values. All other batches hold the old ones.
+        updated_batches: indices (into this step's batches) whose update had completed; their
+            parameters and states hold the new values.
+        interrupted_batch: index of the batch whose update failed, if one did: each of its
+            parameters holds the old or the new value, and its states with it. All other batches
+            hold the old ones.
     """
 
-    def __init__(self, message: str, updated_batches: tuple[int, ...]) -> None:
+    def __init__(
+        self, message: str, updated_batches: tuple[int, ...], interrupted_batch: int | None
+    ) -> None:
         super().__init__(message)
         self.updated_batches = updated_batches
+        self.interrupted_batch = interrupted_batch

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from swapopt_common import SlotState, SwapConfigError, SwapOptimizerConfig, move_slots
+from swapopt_torch import announce
+from swapopt_torch.device_traits import is_capturing
 from swapopt_torch.host_memory import HostRegion, allocate_region
 from swapopt_torch.layout import Batch, SwapLayout, TorchSlot, TorchUnit
 from swapopt_torch.movement import (
@@ -26,8 +25,6 @@ from swapopt_torch.per_tensor import PerTensorMovement
 from swapopt_torch.pipeline import PipelineSwapRuntime, offload_states
 from swapopt_torch.streams import copy_streams
 
-logger = logging.getLogger("swapopt_torch")
-
 
 class SwapEngine:
     """Decides once how states move, and keeps what was built for that.
@@ -36,22 +33,29 @@ class SwapEngine:
         config: the user's configuration.
         packed_by_default: what ``packed_swap=None`` means for this optimizer.
         synchronous: make every copy block the host.
+        pageable_fallback: go on in pageable host memory where pinning fails.
     """
 
     def __init__(
-        self, config: SwapOptimizerConfig, *, packed_by_default: bool, synchronous: bool
+        self,
+        config: SwapOptimizerConfig,
+        *,
+        packed_by_default: bool,
+        synchronous: bool,
+        pageable_fallback: bool,
     ) -> None:
         self._config = config
         self._packed = self._packed_on_one_device = (
             packed_by_default if config.packed_swap is None else config.packed_swap
         )
         self._synchronous = synchronous
+        self._pageable_fallback = pageable_fallback
         self._movement: Movement | None = None
         # Weak: memory that no slot lives in any more goes when the last snapshot of it goes.
         self._lent: weakref.WeakSet[HostRegion] = weakref.WeakSet()
         self._events: dict[tuple[Batch, torch.device], BatchEvents] = {}
         self._whole_parts: dict[Batch, tuple[int, list[DevicePart]]] = {}
-        self.layout = SwapLayout(config.swap_times, packed=self._packed)
+        self.layout = self._new_layout()
         self.runtime: PipelineSwapRuntime | None = None
 
     def _check_devices(self, devices: set[torch.device]) -> None:
@@ -106,26 +110,40 @@ class SwapEngine:
             for unit in batch.units:
                 unit.batch_index = None
         self._packed = self._packed_on_one_device
-        self.layout = SwapLayout(self._config.swap_times, packed=self._packed)
+        self.layout = self._new_layout()
         self._movement = self.runtime = None
         self._events.clear()
         self._whole_parts.clear()
 
+    def _new_layout(self) -> SwapLayout:
+        return SwapLayout(
+            self._config.swap_times,
+            packed=self._packed,
+            pageable_fallback=self._pageable_fallback,
+        )
+
+    def check_not_capturing(self) -> None:
+        """Raise RuntimeError while a graph is captured: a replay would not move the states."""
+        for device in self.layout.devices:
+            if is_capturing(device):
+                raise RuntimeError(
+                    f"step() of a swapped optimizer cannot be captured in a graph ({device}): its "
+                    "copies and memory change from step to step. Capture forward and backward, and "
+                    "call step() outside."
+                )
+
     def _plan(self, units: Sequence[TorchUnit]) -> None:
         devices = self.layout.devices | _devices_of(units)
         if self._packed and len(devices) > 1:
-            warnings.warn(
-                f"swapopt: states are on {len(devices)} devices; they move per tensor instead of "
-                "packed. Pass packed_swap=False to choose this, or use one optimizer per device.",
-                stacklevel=2,
-            )
+            announce.warn_of_many_devices(devices)
             self._packed = self.layout.packed = False
             self._movement = None
         self.layout.plan(units)
         if devices and self._movement is None:
             self._movement = PackedMovement(self.layout) if self._packed else PerTensorMovement()
             self.runtime = PipelineSwapRuntime(self._movement, synchronous=self._synchronous)
-        logger.info("%s", self.describe())
+        announce.warn_if_host_is_small(units)
+        announce.log_layout(self.layout)
 
     def _admit(self, units: Sequence[TorchUnit]) -> None:
         self.layout.materialise(units)
@@ -140,25 +158,6 @@ class SwapEngine:
             by_device.setdefault(tensor.device, []).append((slot, tensor))
         for device, states in by_device.items():
             self._offload(device, states)
-
-    def describe(self) -> str:
-        """Return one line: what moves, in how many batches, and the device memory that takes."""
-        layout = self.layout
-        slots = [slot for batch in layout.batches for unit in batch.units for slot in unit.slots]
-        moving = [slot.storage_nbytes for slot in slots if slot.swappable]
-        reasons = Counter(slot.resident_reason for slot in slots if not slot.swappable)
-        stay = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "none"
-        way = (
-            f"packed, two arenas of {layout.arena_nbytes:,} bytes"
-            if layout.packed
-            else "per tensor"
-        )
-        devices = ", ".join(sorted(map(str, layout.devices))) or "no device"
-        return (
-            f"swapopt: {len(moving)} states ({sum(moving):,} bytes) live in pinned host memory; "
-            f"a step holds at most {layout.bound_nbytes:,} bytes of them on {devices} "
-            f"({way}, {len(layout.batches)} batches); resident: {stay}"
-        )
 
     def run(
         self,
@@ -201,7 +200,12 @@ class SwapEngine:
             if not region.is_lent:
                 self._lent.discard(region)
             elif region in written:
-                moved[region] = allocate_region(region.flat.dtype, region.flat.numel(), device)
+                moved[region] = allocate_region(
+                    region.flat.dtype,
+                    region.flat.numel(),
+                    device,
+                    pageable_fallback=self._pageable_fallback,
+                )
         return moved
 
     def settle(self) -> None:
@@ -217,6 +221,9 @@ class SwapEngine:
         slots = [slot for slot, _ in states]
         move_slots(slots, SlotState.D2H)
         if device.type == "cpu":
+            # They may be mirrors of a wrapper that is gone, with its offloads still under way.
+            for updated_on in {slot.device for slot in slots}:
+                copy_streams(updated_on).settle()
             for slot, tensor in states:
                 assert slot.cpu_tensor is not None, "materialised before it is filled"
                 slot.cpu_tensor.copy_(tensor)

@@ -11,7 +11,10 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import os
+import warnings
 import weakref
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -38,10 +41,12 @@ class _RegisteredMapping(mmap.mmap):
     _registrar: HostRegistrar | None = None
     _device = torch.device("cpu")
     _address = 0
+    _owner_pid = 0
 
     def pin(self, registrar: HostRegistrar, device: torch.device) -> None:
         """Register the mapping; raises whatever the device's own call raises."""
         self._device = device
+        self._owner_pid = os.getpid()
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self))
         registrar.register(self._address, len(self))
         # Nothing may come between these: memory that goes away while it is registered is a trap.
@@ -50,8 +55,8 @@ class _RegisteredMapping(mmap.mmap):
 
     def __del__(self) -> None:
         # Runs before the mapping goes away. A copy may still be under way; unpinning under it
-        # would be undefined, so the device is drained first.
-        if self._registrar is not None:
+        # would be undefined, so the device is drained first. A forked child owns no device.
+        if self._registrar is not None and self._owner_pid == os.getpid():
             _synchronize(self._device)
             self._registrar.unregister(self._address)
             _HeldBytes.total -= len(self)
@@ -130,8 +135,9 @@ class HostRegion:
     def pinned_nbytes(self) -> int:
         """Bytes of pinned memory the region takes: whole pages, or a block of the allocator."""
         nbytes = len(self._buffer)
-        is_registered = isinstance(self._buffer, _RegisteredMapping)
-        return nbytes if is_registered else pinned_block_nbytes(nbytes)
+        if isinstance(self._buffer, _RegisteredMapping):
+            return nbytes
+        return 0 if isinstance(self._buffer, mmap.mmap) else pinned_block_nbytes(nbytes)
 
     @property
     def is_lent(self) -> bool:
@@ -148,8 +154,17 @@ class HostRegion:
         return flat.view(shape)
 
 
-def allocate_region(dtype: torch.dtype, numel: int, device: torch.device) -> HostRegion:
+def allocate_region(
+    dtype: torch.dtype, numel: int, device: torch.device, *, pageable_fallback: bool
+) -> HostRegion:
     """Allocate and pin a region of ``numel`` elements for copies to and from ``device``.
+
+    Args:
+        dtype: of its elements.
+        numel: how many.
+        device: whose copy engine is to reach it.
+        pageable_fallback: where it cannot be pinned, warn and go on with ordinary memory, whose
+            copies block the host.
 
     Raises:
         HostMemoryError: the host could not provide or pin the memory.
@@ -163,13 +178,30 @@ def allocate_region(dtype: torch.dtype, numel: int, device: torch.device) -> Hos
             else _registered_buffer(nbytes, registrar, device)
         )
     except (RuntimeError, OSError, MemoryError) as error:
-        raise HostMemoryError(
+        found = (
             f"Pinned host memory ran out: {nbytes:,} bytes were asked for in one region of "
-            f"{dtype}, {_HeldBytes.total:,} bytes are held by swapped states already. Swap fewer "
-            "states (state_keys, a larger min_numel), raise the host's limit on locked memory "
-            "(ulimit -l), or give each rank more host memory."
-        ) from error
+            f"{dtype}, {_HeldBytes.total:,} bytes are held by swapped states already"
+        )
+        if not pageable_fallback:
+            raise HostMemoryError(
+                f"{found}. Swap fewer states (state_keys, a larger min_numel), raise the host's "
+                "limit on locked memory (ulimit -l), give each rank more host memory, or accept "
+                "slow copies with swap_optimizer(..., pageable_fallback=True)."
+            ) from error
+        warnings.warn(f"swapopt: {found}. They go on in pageable memory: slower.", stacklevel=2)
+        buffer = mmap.mmap(-1, max(nbytes, 1))
     return HostRegion(buffer, dtype, numel)
+
+
+def available_host_nbytes() -> int | None:
+    """Return the bytes of host memory that can be taken without swapping to disk, if known."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    kibibytes = {line.split(":")[0]: line.split()[1] for line in lines if line.endswith("kB")}
+    available = kibibytes.get("MemAvailable")
+    return None if available is None else int(available) * 1024
 
 
 def aligned_numel(numel: int, dtype: torch.dtype) -> int:

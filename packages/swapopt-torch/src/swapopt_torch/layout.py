@@ -106,6 +106,7 @@ class SwapLayout:
     Args:
         swap_times: the number of batches to aim for.
         packed: whether states move through two staging arenas or in storages of their own.
+        pageable_fallback: see `host_memory.allocate_region`.
 
     Attributes:
         batches: in the order of their making.
@@ -113,8 +114,9 @@ class SwapLayout:
         devices: the devices that the swapped states are updated on.
     """
 
-    def __init__(self, swap_times: int, *, packed: bool) -> None:
+    def __init__(self, swap_times: int, *, packed: bool, pageable_fallback: bool) -> None:
         self._swap_times = swap_times
+        self._pageable_fallback = pageable_fallback
         self.packed = packed
         self.batches: list[Batch] = []
         self.arena_nbytes = 0
@@ -157,7 +159,8 @@ class SwapLayout:
             HostMemoryError: no memory; nothing has changed.
         """
         wanting = [(u, slot) for u in units for slot in u.swapped() if slot.region is None]
-        for slot, region, host_offset in _place([slot for _, slot in wanting]):
+        placed = _place([slot for _, slot in wanting], pageable_fallback=self._pageable_fallback)
+        for slot, region, host_offset in placed:
             slot.host_offset = host_offset
             slot.packed = self.packed
             slot.live_in(region)
@@ -199,7 +202,9 @@ def _fewest_batches(units: Sequence[TorchUnit], most_nbytes: int) -> list[list[T
     return runs
 
 
-def _place(slots: Sequence[TorchSlot]) -> list[tuple[TorchSlot, HostRegion, int]]:
+def _place(
+    slots: Sequence[TorchSlot], *, pageable_fallback: bool
+) -> list[tuple[TorchSlot, HostRegion, int]]:
     """Allocate one region per dtype and return each slot's region and element offset."""
     offsets: list[int] = []
     sizes: dict[torch.dtype, int] = {}
@@ -210,7 +215,8 @@ def _place(slots: Sequence[TorchSlot]) -> list[tuple[TorchSlot, HostRegion, int]
         sizes[slot.dtype] = offset + aligned_numel(slot.numel, slot.dtype)
         device_of.setdefault(slot.dtype, slot.device)
     regions = {
-        dtype: allocate_region(dtype, numel, device_of[dtype]) for dtype, numel in sizes.items()
+        dtype: allocate_region(dtype, numel, device_of[dtype], pageable_fallback=pageable_fallback)
+        for dtype, numel in sizes.items()
     }
     return [
         (slot, regions[slot.dtype], offset) for slot, offset in zip(slots, offsets, strict=True)

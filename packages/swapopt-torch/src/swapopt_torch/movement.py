@@ -29,8 +29,9 @@ class Progress(IntEnum):
     WAITING = 0
     PREFETCHING = 1
     UPDATING = 2
-    OFFLOADED = 3
-    RELEASED = 4
+    UPDATED = 3
+    OFFLOADED = 4
+    RELEASED = 5
 
 
 class BatchEvents:

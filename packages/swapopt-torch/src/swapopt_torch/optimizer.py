@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ def swap_optimizer(
     config: SwapOptimizerConfig | None = None,
     *,
     synchronous: bool = False,
+    pageable_fallback: bool = False,
 ) -> TorchSwapOptimizer:
     """Wrap an Adam or AdamW optimizer so that its states live in pinned host memory.
 
@@ -37,6 +39,8 @@ def swap_optimizer(
         config: what to swap and how; the defaults suit most models.
         synchronous: make every copy block the host. Slow; for finding faults, or where
             asynchronous copies must be ruled out.
+        pageable_fallback: where host memory cannot be pinned, warn and go on in pageable memory,
+            whose copies block the host, instead of raising HostMemoryError.
 
     Returns:
         An optimizer to use in place of ``optimizer``.
@@ -45,7 +49,12 @@ def swap_optimizer(
         ValueError: the optimizer or its settings cannot be served; nothing has changed.
         HostMemoryError: pinned host memory ran out; nothing has changed.
     """
-    return TorchSwapOptimizer(optimizer, config or SwapOptimizerConfig(), synchronous=synchronous)
+    return TorchSwapOptimizer(
+        optimizer,
+        config or SwapOptimizerConfig(),
+        synchronous=synchronous,
+        pageable_fallback=pageable_fallback,
+    )
 
 
 def is_swap_optimizer(optimizer: object) -> bool:
@@ -66,15 +75,16 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         config: SwapOptimizerConfig,
         *,
         synchronous: bool = False,
+        pageable_fallback: bool = False,
     ) -> None:
         # Optimizer.__init__ would build groups and state of its own; ours are the wrapped one's.
         guard.refuse_swapped(optimizer)
         self._base = optimizer
         self._config = config
-        self._synchronous = synchronous
+        self._options = {"synchronous": synchronous, "pageable_fallback": pageable_fallback}
         self._adapter = make_adapter(optimizer, config)
         self._engine = SwapEngine(
-            config, packed_by_default=self._adapter.packed_by_default, synchronous=synchronous
+            config, packed_by_default=self._adapter.packed_by_default, **self._options
         )
         self._adapter.register_units()
         # Warnings come before anything changes: they may be errors.
@@ -179,7 +189,8 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
                 f"step() of a swapped optimizer takes no closure, but got {closure!r}: the states "
                 "are on the host while it would run. Compute the loss before, then call step()."
             )
-        with torch.no_grad():
+        self._engine.check_not_capturing()
+        with _ordinary_tensors():
             self._step()
         # What torch's schedulers look at to warn of a step() that was never called; one that was
         # made before wrapping looks at the wrapped optimizer.
@@ -286,7 +297,7 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
     def __reduce__(self) -> tuple[Callable[..., TorchSwapOptimizer], tuple[object, ...]]:
         """Copy and pickle as the wrapped optimizer, wrapped again: the copy is pinned anew."""
         self.synchronize()
-        return _wrap_again, (self._base, self._config, self._synchronous)
+        return _wrap_again, (self._base, self._config, self._options)
 
     def swap_stats(self) -> SwapStats:
         """Return what swaps, what stays and why, and what the last step moved."""
@@ -295,10 +306,11 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
     def _attach(self) -> None:
         """Bring units, layout and host mirrors in line with the groups and the state."""
         try:
-            units = self._adapter.register_units()
-            self._engine.attach(units)
-            for unit in units:
-                self._adapter.expose_mirrors(unit)
+            with _ordinary_tensors():
+                units = self._adapter.register_units()
+                self._engine.attach(units)
+                for unit in units:
+                    self._adapter.expose_mirrors(unit)
         except BaseException:
             self._adapter.invalidate()
             raise
@@ -314,7 +326,7 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
 
     def _warn_if_nothing_swaps(self) -> None:
         slots = [slot for unit in self._adapter.units for slot in unit.slots]
-        if any(slot.swappable for slot in slots):
+        if not slots or any(slot.swappable for slot in slots):
             return
         reasons = Counter(slot.resident_reason for slot in slots)
         listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
@@ -325,7 +337,14 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         )
 
 
+@contextmanager
+def _ordinary_tensors() -> Iterator[None]:
+    """Make tensors that last: without a history, and of use outside of inference mode, too."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 def _wrap_again(
-    optimizer: torch.optim.Optimizer, config: SwapOptimizerConfig, synchronous: bool
+    optimizer: torch.optim.Optimizer, config: SwapOptimizerConfig, options: dict[str, bool]
 ) -> TorchSwapOptimizer:
-    return TorchSwapOptimizer(optimizer, config, synchronous=synchronous)
+    return TorchSwapOptimizer(optimizer, config, **options)

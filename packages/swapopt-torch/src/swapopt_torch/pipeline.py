@@ -1,10 +1,8 @@
-"""The schedule of a step as data, and the one loop that executes it on streams."""
+"""The one loop that executes a step's schedule on streams."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from enum import Enum
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -19,59 +17,9 @@ from swapopt_torch.movement import (
     RegionMoves,
     StepBatch,
 )
+from swapopt_torch.schedule import WINDOW, Verb, schedule
 from swapopt_torch.stats import StepTimes, TransferCounts
 from swapopt_torch.streams import CopyStreams, Edge, compute_stream, wait
-
-WINDOW = 2
-"""Batches of states that may be on the device at a time."""
-
-
-class Verb(str, Enum):
-    """What can be done with a batch; the waits follow from the verb.
-
-    PREFETCH: host to device; waits for the release of the memory it takes over.
-    UPDATE:   the optimizer's arithmetic on the caller's stream; waits for the prefetch.
-    OFFLOAD:  device to host; waits for the update.
-    RELEASE:  the memory is given back; waits for the offload.
-    """
-
-    PREFETCH = "H2D"
-    UPDATE = "UPD"
-    OFFLOAD = "D2H"
-    RELEASE = "REL"
-
-
-class Action(NamedTuple):
-    """One verb on the batch at one position of the step."""
-
-    verb: Verb
-    position: int
-
-    def __str__(self) -> str:
-        return f"{self.verb.value}{self.position}"
-
-
-def schedule(batch_count: int, *, reuses_memory: bool) -> Iterator[Action]:
-    """Yield the actions of a step over ``batch_count`` batches.
-
-    Args:
-        batch_count: how many batches have a gradient in this step.
-        reuses_memory: a batch takes over the memory of the one two places before it (packed), so
-            that only the last owners release; otherwise every batch does (per-tensor).
-    """
-    for position in range(min(WINDOW, batch_count)):
-        yield Action(Verb.PREFETCH, position)
-    for position in range(batch_count):
-        following = position + WINDOW
-        yield Action(Verb.UPDATE, position)
-        yield Action(Verb.OFFLOAD, position)
-        if not reuses_memory:
-            yield Action(Verb.RELEASE, position)
-        if following < batch_count:
-            yield Action(Verb.PREFETCH, following)
-    if reuses_memory:
-        for position in range(max(0, batch_count - WINDOW), batch_count):
-            yield Action(Verb.RELEASE, position)
 
 
 class PipelineSwapRuntime:
@@ -108,9 +56,9 @@ class PipelineSwapRuntime:
         there afterwards sees the updated parameters.
 
         Raises:
-            SwapStepError: something failed after a batch was updated; chains the cause. If no
-                batch was updated the cause itself is raised. Either way all states are in their
-                host mirrors again and no device memory is held.
+            SwapStepError: something failed when updates had begun; chains the cause. Before that
+                the cause itself is raised. Either way all states are in their host mirrors again
+                and no device memory is held.
         """
         self.recover()
         self._batches, self._step_batch, self._moved = batches, step_batch, moved
@@ -127,10 +75,10 @@ class PipelineSwapRuntime:
                 self._execute(verb, position)
         except BaseException as error:
             self._failed = True
-            updated = _updated_positions(batches)
+            outcome = _outcome(batches, error)
             self.recover()
-            if updated and isinstance(error, Exception):
-                raise SwapStepError(_describe(batches, updated, error), updated) from error
+            if outcome is not None and isinstance(error, Exception):
+                raise outcome from error
             raise
         self._end_step()
 
@@ -146,7 +94,7 @@ class PipelineSwapRuntime:
             streams.drain()
         for position, batch in enumerate(self._batches):
             came_home = STAY
-            if batch.progress is Progress.UPDATING:
+            if batch.progress in (Progress.UPDATING, Progress.UPDATED):
                 self._bring_home(position, batch)
                 came_home = self._moved
             for part in batch.parts:
@@ -218,6 +166,7 @@ class PipelineSwapRuntime:
             move_slots(part.slots, SlotState.DEVICE)
         batch.progress = Progress.UPDATING
         self._step_batch(batch.units)
+        batch.progress = Progress.UPDATED
         for part in batch.parts:
             part.events.updated.record(compute_stream(part.streams.device))
 
@@ -292,10 +241,6 @@ def _no_update(units: Sequence[TorchUnit]) -> None:
     raise AssertionError(f"{len(units)} units outside a step")
 
 
-def _updated_positions(batches: Sequence[StepBatch]) -> tuple[int, ...]:
-    return tuple(i for i, batch in enumerate(batches) if batch.progress >= Progress.UPDATING)
-
-
 def _streams_of(batches: Sequence[StepBatch]) -> list[CopyStreams]:
     return list({part.streams: None for batch in batches for part in batch.parts})
 
@@ -317,13 +262,27 @@ def _land(slots: Sequence[TorchSlot]) -> None:
     move_slots([slot for slot in slots if slot.state is not SlotState.HOST], SlotState.HOST)
 
 
-def _describe(batches: Sequence[StepBatch], updated: Sequence[int], error: Exception) -> str:
-    names = ", ".join(
-        f"{position} ({batches[position].units[0].name} to {batches[position].units[-1].name})"
-        for position in updated
+def _outcome(batches: Sequence[StepBatch], error: BaseException) -> SwapStepError | None:
+    """Return what to say of a failed step, or None if nothing was updated."""
+    done = [i for i, batch in enumerate(batches) if batch.progress >= Progress.UPDATED]
+    begun = [i for i, batch in enumerate(batches) if batch.progress is Progress.UPDATING]
+    if not done and not begun:
+        return None
+    parts = [f"The step failed with {len(done)} of {len(batches)} batches updated"]
+    if done:
+        names = ", ".join(_name(position, batches[position]) for position in done)
+        parts.append(f": {names}. Their parameters and states hold the new values")
+    if begun:
+        parts.append(
+            f". Batch {_name(begun[0], batches[begun[0]])} was being updated: each of its "
+            "parameters holds the old or the new value, and its states with it"
+        )
+    parts.append(
+        ". All others hold the old ones; every state is back in host memory. Cause: "
+        f"{type(error).__name__}: {error}"
     )
-    return (
-        f"The step failed after {len(updated)} of {len(batches)} batches had been updated: "
-        f"{names}. Their parameters and states hold the new values, all others the old ones; every "
-        f"state is back in host memory. Cause: {type(error).__name__}: {error}"
-    )
+    return SwapStepError("".join(parts), tuple(done), begun[0] if begun else None)
+
+
+def _name(position: int, batch: StepBatch) -> str:
+    return f"{position} ({batch.units[0].name} to {batch.units[-1].name})"

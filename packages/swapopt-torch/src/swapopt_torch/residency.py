@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from swapopt_common import SlotState, SwapOptimizerConfig
 from swapopt_torch.layout import TorchSlot
@@ -94,6 +95,8 @@ def _make_slot(
     config: SwapOptimizerConfig,
     shared_storages: frozenset[int],
 ) -> TorchSlot:
+    if is_lazy(param):
+        return TorchSlot(name=key, swappable=False, resident_reason="not initialised yet")
     like = param if tensor is None else tensor
     reason = _selection_reason(key, param, like, config)
     if reason is None:

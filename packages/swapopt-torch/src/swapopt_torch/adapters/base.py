@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any, ClassVar, TypeAlias
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from swapopt_common import OptimizerSwapAdapter, SwapConfigError, SwapOptimizerConfig
 from swapopt_torch.layout import TorchSlot, TorchUnit
@@ -273,7 +274,7 @@ def _check_distinct(params: Sequence[torch.Tensor], serves: str) -> None:
 
 def kind_of(param: torch.Tensor) -> tuple[object, ...]:
     """Return what a state born from the parameter takes over from it."""
-    return param.dtype, param.shape, param.stride()
+    return () if is_lazy(param) else (param.dtype, param.shape, param.stride())
 
 
 def _state_is_ours(unit: TorchUnit, state: Mapping[str, object] | None) -> bool:

@@ -1,0 +1,63 @@
+"""What a user is told when states get a layout: one log line, and warnings where they help."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from swapopt_torch.host_memory import available_host_nbytes
+from swapopt_torch.layout import SwapLayout, TorchUnit
+
+logger = logging.getLogger("swapopt_torch")
+
+
+def log_layout(layout: SwapLayout) -> None:
+    """Log what moves, in how many batches, and the device memory that takes at most."""
+    slots = [slot for batch in layout.batches for unit in batch.units for slot in unit.slots]
+    moving = [slot.storage_nbytes for slot in slots if slot.swappable]
+    reasons = Counter(slot.resident_reason for slot in slots if not slot.swappable)
+    stay = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "none"
+    packed = f"packed, two arenas of {layout.arena_nbytes:,} bytes"
+    way = packed if layout.packed else "per tensor"
+    logger.info(
+        "swapopt: %s states (%s bytes) live in pinned host memory; a step holds at most %s bytes "
+        "of them on %s (%s, %s batches); resident: %s",
+        f"{len(moving):,}",
+        f"{sum(moving):,}",
+        f"{layout.bound_nbytes:,}",
+        _names(layout.devices) or "no device",
+        way,
+        len(layout.batches),
+        stay,
+    )
+
+
+def warn_of_many_devices(devices: Iterable[torch.device]) -> None:
+    """Warn that states move per tensor because they are on several devices."""
+    warnings.warn(
+        f"swapopt: states are on several devices ({_names(devices)}); they move per tensor instead "
+        "of packed. Pass packed_swap=False to choose this, or use one optimizer per device.",
+        stacklevel=2,
+    )
+
+
+def warn_if_host_is_small(units: Sequence[TorchUnit]) -> None:
+    """Warn if the states that have no host memory yet need more than is free."""
+    missing = [slot for unit in units for slot in unit.swapped() if slot.region is None]
+    wanted_nbytes = sum(slot.storage_nbytes for slot in missing)
+    available_nbytes = available_host_nbytes()
+    if available_nbytes is not None and wanted_nbytes > available_nbytes:
+        warnings.warn(
+            f"swapopt: the states need {wanted_nbytes:,} bytes of pinned host memory, and "
+            f"{available_nbytes:,} are free. Swap fewer states (state_keys, a larger min_numel) "
+            "or give this host fewer ranks.",
+            stacklevel=2,
+        )
+
+
+def _names(devices: Iterable[torch.device]) -> str:
+    return ", ".join(sorted(map(str, devices)))
