@@ -56,8 +56,9 @@ def test_says_that_it_is_typed() -> None:
 
 
 def test_errors_carry_what_they_promise() -> None:
-    error = swapopt_common.SwapStepError("batch 2 failed", (0, 1))
+    error = swapopt_common.SwapStepError("batch 2 failed", (0, 1), 2)
     assert str(error) == "batch 2 failed"
     assert error.updated_batches == (0, 1)
+    assert error.interrupted_batch == 2
     assert isinstance(error, RuntimeError)
     assert issubclass(swapopt_common.HostMemoryError, RuntimeError)
