@@ -130,6 +130,27 @@ def test_hooks_and_schedulers_in_a_compiled_function(device: torch.device, packe
         assert twin.seen.count("pre") == twin.seen.count("post") == 3
 
 
+def test_checkpoints_in_a_compiled_function(device: torch.device, packed: bool) -> None:
+    """Everything that touches states is left out of the graphs, as with torch's optimizers."""
+    saved: list[dict[str, Any]] = []
+    for twin in both(device, packed, lambda p: torch.optim.AdamW(p, 1e-2, foreach=False)):
+
+        def reload(value: torch.Tensor, twin: Twin = twin) -> torch.Tensor:
+            value = value * 2
+            saved.append(twin.optimizer.state_dict())
+            twin.optimizer.load_state_dict(saved[0])
+            return value + 1
+
+        is_swapped = twin.base is not twin.optimizer
+        run = torch.compile(reload, backend=BACKEND) if is_swapped else reload
+        twin.train(2)
+        saved.clear()
+        twin.seen.append(run(torch.ones(3, device=device)).tolist())
+        twin.train(range(2, 4))
+    for name in ("state_dict", "load_state_dict"):
+        assert f"TorchSwapOptimizer.{name}`" in graph_breaks()
+
+
 class _OwnStep(torch.optim.AdamW):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         del closure

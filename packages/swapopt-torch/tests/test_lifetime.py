@@ -7,6 +7,7 @@ import gc
 import warnings
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -130,14 +131,38 @@ def test_unswap_is_as_if_never_wrapped(
     assert "step" not in vars(swapped.base)
     with pytest.raises(RuntimeError, match=r"unswap\(\) gave"):
         wrapper.step()
+    assert pinned_bytes(device_type) == pinned_before
     for twin in (swapped, native):
         twin.train(range(3, 5))
         twin.optimizer.load_state_dict(copy.deepcopy(twin.optimizer.state_dict()))
         twin.train(range(5, 7))
     assert_alike(swapped, native)
-    del wrapper
-    gc.collect()
-    assert pinned_bytes(device_type) == pinned_before
+    assert wrapper.swap_stats().swapped_states == 0
+
+
+def test_nothing_that_changes_states_works_on_an_unswapped_wrapper(
+    device: torch.device, packed: bool
+) -> None:
+    """It would move states of an optimizer that steps by itself again."""
+    twin = make_twin(device, adamw)
+    twin.wrap(packed)
+    twin.train(1)
+    wrapper = twin.swapped
+    saved = wrapper.state_dict()
+    wrapper.unswap()
+    extra = nn.Parameter(torch.ones(2048, device=device))
+    for call in (
+        wrapper.step,
+        wrapper.unswap,
+        lambda: wrapper.load_state_dict(saved),
+        lambda: wrapper.add_param_group({"params": [extra]}),
+        lambda: setattr(wrapper, "state", twin.base.state),
+    ):
+        with pytest.raises(RuntimeError, match=r"unswap\(\) gave"):
+            call()
+    assert len(twin.base.param_groups) == 2
+    twin.optimizer = twin.base
+    twin.train(range(1, 3))
 
 
 def test_unswap_with_copies_in_flight_on_another_stream(device: torch.device, packed: bool) -> None:
@@ -245,3 +270,34 @@ def test_unswap_where_the_states_do_not_fit(
             with pytest.raises(RuntimeError, match="swap_optimizer returned"):
                 twin.base.step()
         twin.train(range(2, 4))
+
+
+def test_a_captured_graph_is_refused(
+    device: torch.device, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay would repeat one step's copies and counters; found before anything moves."""
+    module = torch.get_device_module(device)
+    for twin in both(device, packed, adamw):
+        twin.train(2)
+        if is_swap_optimizer(twin.optimizer):
+            asked: list[int] = []
+
+            def capturing(asked: list[int] = asked) -> bool:
+                asked.append(module.current_device())
+                return True
+
+            twin.give_gradients(2)
+            before = _checkpoint(twin.optimizer)
+            with monkeypatch.context() as patch:
+                patch.setattr(module, "is_current_stream_capturing", capturing, raising=False)
+                with pytest.raises(RuntimeError, match="captured"):
+                    twin.optimizer.step()
+            assert set(asked) == {device.index}
+            for key, value in _checkpoint(twin.optimizer).items():
+                assert_same_bits(value, before[key], f"state {key}")
+        twin.train(range(2, 4))
+
+
+def _checkpoint(optimizer: torch.optim.Optimizer) -> dict[tuple[Any, str], torch.Tensor]:
+    saved = copy.deepcopy(optimizer.state_dict())
+    return {(n, key): value for n, state in saved["state"].items() for key, value in state.items()}

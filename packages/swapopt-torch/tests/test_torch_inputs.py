@@ -126,6 +126,7 @@ def test_error_inputs(name: str) -> None:
 
 
 BAD_GROUPS: dict[str, Callable[[Twin], Any]] = {
+    "not a dict": lambda twin: [nn.Parameter(torch.ones(3))],
     "a set": lambda twin: {"params": {nn.Parameter(torch.ones(3))}},
     "not a tensor": lambda twin: {"params": [1.0]},
     "not a leaf": lambda twin: {"params": [twin.parameters[0] * 2]},

@@ -105,6 +105,10 @@ class SwapEngine:
     def _has_mirrors(self) -> bool:
         return any(batch.materialised for batch in self.layout.batches)
 
+    def release(self) -> None:
+        """Let go of all host memory; it goes with the last mirror over it."""
+        self._forget_plans()
+
     def _forget_plans(self) -> None:
         for batch in self.layout.batches:
             for unit in batch.units:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 
 from swapopt_common import SwapConfigError, SwapOptimizerConfig
 from swapopt_torch import checkpoint, guard
@@ -66,7 +67,8 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
     """An optimizer whose states live in pinned host memory between steps.
 
     Made by `swap_optimizer`. ``param_groups``, ``defaults`` and ``state`` are the wrapped
-    optimizer's own objects.
+    optimizer's own objects. A function that torch.compile compiles may call it: as with torch's
+    own optimizers, the graph breaks there.
     """
 
     def __init__(
@@ -102,10 +104,12 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         self._unswapped = False
         guard.mark_swapped(self)
 
+    @_disable_dynamo
     def unswap(self) -> torch.optim.Optimizer:
         """Undo the swapping: return the wrapped optimizer, its states on their devices.
 
-        The copies run on the caller's current stream. This object must not be stepped afterwards.
+        The copies run on the caller's current stream, and the host memory is given back. This
+        object refuses afterwards what would move states: step, load_state_dict, add_param_group.
 
         Raises:
             torch.OutOfMemoryError: the states do not fit; they stay swapped.
@@ -113,6 +117,7 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         self._check_not_unswapped()
         self.synchronize()
         self._adapter.restore_states()
+        self._engine.release()
         guard.give_step_back(self._base, self._base_step)
         self._unswapped = True
         return self._base
@@ -144,6 +149,7 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         return bool(getattr(self._base, "_step_supports_amp_scaling", False))
 
     @property
+    @_disable_dynamo
     def state(self) -> defaultdict[torch.Tensor, Any]:
         """The wrapped optimizer's state, complete: swapped states are their host mirrors.
 
@@ -155,9 +161,11 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
 
     @state.setter
     def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        self._check_not_unswapped()
         self._base.state = state
         self._attach()
 
+    @_disable_dynamo
     def synchronize(self) -> None:
         """Block the host until the last step's offloads are done.
 
@@ -166,8 +174,7 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         """
         self._engine.settle()
 
-    # As torch's own optimizers: a compiled caller breaks its graph here.
-    @torch._disable_dynamo  # type: ignore[attr-defined]
+    @_disable_dynamo
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient.
 
@@ -228,13 +235,16 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         """Reset all gradients; see torch.optim.Optimizer.zero_grad."""
         self._base.zero_grad(set_to_none=set_to_none)
 
+    @_disable_dynamo
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group; see torch.optim.Optimizer.add_param_group.
 
         Raises:
             ValueError: the group has a setting that cannot be swapped; nothing has changed.
         """
-        self._adapter.refuse_group({**self.defaults, **param_group}, "the added param group")
+        self._check_not_unswapped()
+        if isinstance(param_group, dict):  # torch itself refuses anything else
+            self._adapter.refuse_group({**self.defaults, **param_group}, "the added param group")
         self._base.add_param_group(param_group)
         try:
             self._attach()
@@ -243,6 +253,7 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
             self._attach()
             raise
 
+    @_disable_dynamo
     def state_dict(self) -> StateDict:
         """Return a snapshot in torch's format that the wrapped optimizer's class loads, too.
 
@@ -266,6 +277,7 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
             state_dict = state_dict if replaced is None else replaced
         return state_dict
 
+    @_disable_dynamo
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a checkpoint of this optimizer or of the wrapped one's class.
 
@@ -275,6 +287,7 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
             ValueError: the checkpoint does not fit, or has a setting that cannot be swapped;
                 nothing has changed.
         """
+        self._check_not_unswapped()
         state_dict = state_dict.copy()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state_dict)

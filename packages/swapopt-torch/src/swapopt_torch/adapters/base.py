@@ -212,6 +212,7 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
         ]
         for unit, slot, tensor in restored:
             self._optimizer.state[unit.param][slot.name] = tensor
+        self.units = []
 
     def step_batch(self, batch: Sequence[TorchUnit]) -> None:
         """Update a batch with one functional call per parameter group in it."""
