@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from swapopt_torch import SwapOptimizerConfig, TorchSwapOptimizer, swap_optimizer
+from swapopt_torch.optim import AdamW as HyperAdamW
 from training import allocated, assert_same_bits
 
 NUMELS = [2048, 3000, 5000, 1500, 4096]
@@ -179,3 +180,53 @@ def test_a_failing_step_with_a_snapshot_alive(
                 assert all(state[parameter][slot.name] is slot.tensor for slot in unit.slots)
     train(parameters, optimizer, 2)
     assert_same_checkpoint(snapshot, copied)
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "hyper"])
+def test_torch_adam_swap_optimizer_checkpoint_host_state(
+    device: torch.device, packed: bool, kind: str
+) -> None:
+    """RFC: saving brings nothing back to the device; loaded states stay on the host until used."""
+
+    def make_one(start: float) -> tuple[list[nn.Parameter], TorchSwapOptimizer]:
+        parameters = [nn.Parameter(torch.full((n,), start, device=device)) for n in NUMELS]
+        bases = {
+            "adam": lambda: torch.optim.Adam(parameters, 1e-2, foreach=False),
+            "adamw": lambda: torch.optim.AdamW(parameters, 1e-2, fused=True),
+            "hyper": lambda: HyperAdamW(parameters, 1e-2),
+        }
+        return parameters, swap_optimizer(bases[kind](), SwapOptimizerConfig(packed_swap=packed))
+
+    parameters, optimizer = make_one(1.0)
+    for seed in range(3):
+        train(parameters, optimizer, seed)
+    module = torch.get_device_module(device)
+    idle = allocated(device)
+    module.reset_peak_memory_stats(device)
+    saved = optimizer.state_dict()
+    assert module.max_memory_allocated(device) == idle
+
+    restored, fresh = make_one(5.0)
+    before = allocated(device)
+    module.reset_peak_memory_stats(device)
+    fresh.load_state_dict(saved)
+    step_counters = 512 * len(NUMELS) if kind == "adamw" else 0
+    assert module.max_memory_allocated(device) - before <= step_counters
+    stats = fresh.swap_stats()
+    assert stats.swapped_states == 2 * len(NUMELS)
+    for number, parameter in enumerate(restored):
+        for key in ("exp_avg", "exp_avg_sq"):
+            mirror = fresh.state[parameter][key]
+            assert mirror.device.type == "cpu"
+            assert mirror.is_pinned()
+            assert_same_bits(mirror, saved["state"][number][key], key)
+
+    with torch.no_grad():
+        for parameter, source in zip(restored, parameters, strict=True):
+            parameter.copy_(source)
+    for seed in range(3, 6):
+        train(parameters, optimizer, seed)
+        train(restored, fresh, seed)
+    assert fresh.swap_stats().last_step.h2d_nbytes >= stats.swapped_nbytes
+    for one, other in zip(restored, parameters, strict=True):
+        assert_same_bits(one, other, "parameter after resuming")

@@ -64,8 +64,6 @@ def _snapshot(value: object, lend: Callable[[torch.Tensor], torch.Tensor | None]
     lent = lend(value)
     if lent is not None:
         return lent
-    if value.dim() == 0:
-        return value.detach().clone()
     return value.detach().to("cpu", copy=True)
 
 
