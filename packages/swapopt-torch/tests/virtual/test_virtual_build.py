@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swapopt_torch.virtual import VirtualUnavailableError, build
+from swapopt_torch.virtual import VirtualUnavailableError, _enable, build
 
 
 @pytest.fixture
@@ -131,3 +132,27 @@ def test_failed_builds_say_what_to_do(
         build._build(tmp_path / "new", build._find_compiler())
     announced = [message for message in caplog.messages if "once, about a minute" in message]
     assert len(announced) == (0 if missing == "ninja" else 1)
+
+
+def test_only_one_process_builds_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "key"
+    with (
+        build._locked(folder),
+        open(folder.with_suffix(".lock")) as second,
+        pytest.raises(BlockingIOError),
+    ):
+        fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(folder.with_suffix(".lock")) as third:
+        fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_every_source_is_in_exactly_one_unit(tmp_path: Path) -> None:
+    texts = "".join(unit.read_text() for unit in build._write_units(tmp_path))
+    for source in build._SOURCES.glob("*.cpp"):
+        assert texts.count(f'"{source.as_posix()}"') == 1
+
+
+def test_another_device_behind_the_same_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_npu", types.ModuleType("torch_npu"))
+    with pytest.raises(RuntimeError, match=r"torch_npu already uses"):
+        _enable._check_door_is_free()

@@ -259,3 +259,17 @@ def test_every_operator_that_the_cpu_autocasts_is_autocast() -> None:
         }
 
     assert registered("AutocastCPU") - registered("AutocastPrivateUse1") == set()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [F.mish, F.silu, F.gelu, F.softplus, torch.sgn, torch.special.i0, torch.logcumsumexp],
+)
+def test_gradients_of_functions(function: Callable[..., torch.Tensor]) -> None:
+    results = []
+    for device in ("cpu", "virtual"):
+        inputs = torch.linspace(-2, 2, 33).to(device).requires_grad_()
+        arguments = (0,) if function is torch.logcumsumexp else ()
+        function(inputs, *arguments).sum().backward()
+        results.append([inputs.grad.cpu()])
+    assert_same_bytes(*results)

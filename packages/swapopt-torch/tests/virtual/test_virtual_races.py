@@ -185,3 +185,122 @@ def test_raise_mode_names_both_operations_and_streams() -> None:
         data.mul_(2)
     assert len(virtual.races()) == 1
     torch.virtual.synchronize()
+
+
+def race_in_backward() -> torch.Tensor:
+    weight = torch.ones(10, device="virtual", requires_grad=True)
+    factor = torch.ones(10, device="virtual")
+    side = torch.virtual.Stream()
+    side.wait_stream(torch.virtual.current_stream())
+    loss = (weight * factor).sum()
+    virtual.set_race_mode("collect")
+    with torch.virtual.stream(side):
+        factor.data.mul_(2)
+    virtual.races()
+    virtual.set_race_mode("raise")
+    return loss
+
+
+def test_raise_mode_raises_out_of_backward() -> None:
+    loss = race_in_backward()
+    with pytest.raises(virtual.RaceError, match="read after write"):
+        loss.backward()
+    torch.virtual.set_device(0)
+    virtual.set_race_mode("collect")
+    torch.virtual.synchronize()
+    virtual.races()
+
+
+def test_raise_mode_raises_a_host_race_at_the_next_device_operation() -> None:
+    virtual.set_race_mode("raise")
+    host = torch.empty(NUMEL, pin_memory=True)
+    host.copy_(torch.ones(NUMEL, device="virtual"), non_blocking=True)
+    host.sum()
+    with pytest.raises(virtual.RaceError, match="CPU operator"):
+        torch.virtual.synchronize()
+    torch.virtual.synchronize()
+    assert all("CPU operator" in race.operation for race in virtual.races())
+
+
+def test_off_looks_for_nothing() -> None:
+    virtual.set_race_mode("off")
+    data = torch.ones(NUMEL, device="virtual")
+    with torch.virtual.stream(torch.virtual.Stream()):
+        data.mul_(2)
+    torch.virtual.synchronize()
+    assert virtual.races() == []
+
+
+@pytest.mark.parametrize("write", [True, False])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_raw_access_that_the_program_announces(write: bool, ordered: bool) -> None:
+    host = torch.ones(NUMEL, pin_memory=True)
+    device = torch.empty(NUMEL, device="virtual")
+    if write:
+        device.copy_(host, non_blocking=True)
+    else:
+        host.copy_(device, non_blocking=True)
+    if ordered:
+        torch.virtual.synchronize()
+    virtual.host_access(host, write=write)
+    torch.virtual.synchronize()
+    if not ordered:
+        expect_race("host write" if write else "host read")
+
+
+def test_interleaved_columns_are_different_bytes() -> None:
+    matrix = torch.zeros(64, 64, device="virtual")
+    side = torch.virtual.Stream()
+    side.wait_stream(torch.virtual.current_stream())
+    with torch.virtual.stream(side):
+        matrix[:, :32].add_(1)
+    matrix[:, 32:].add_(1)
+    assert not virtual.races()
+    matrix[:, 31:33].add_(1)
+    torch.virtual.synchronize()
+    expect_race("write")
+
+
+def test_a_race_reads_well() -> None:
+    data = torch.ones(NUMEL, device="virtual:1")
+    stream = torch.virtual.Stream(1)
+    with torch.virtual.stream(stream):
+        data.neg_()
+    torch.virtual.synchronize(1)
+    race = virtual.races()[0]
+    assert race.operation.startswith("aten::neg")
+    assert race.stream == f"virtual:1 stream {stream.stream_id}"
+    assert race.earlier_stream == "virtual:1 default stream"
+    assert race.memory == f"{4 * NUMEL} bytes of virtual:1 memory"
+    assert str(race) == race.message
+    assert "is not ordered after" in race.message
+
+
+def test_two_devices_are_ordered_by_a_copy_between_them() -> None:
+    source = torch.ones(NUMEL, device="virtual:0")
+    target = source.to("virtual:1", non_blocking=True)
+    source.mul_(2)
+    target.mul_(2)
+    assert target.sum().item() == 2 * NUMEL
+
+
+def test_pipeline_with_every_wait_in_place_has_no_race() -> None:
+    """Prefetch, update, offload over two arenas, twice round."""
+    states = [torch.zeros(NUMEL, pin_memory=True) for _ in range(4)]
+    arenas = [torch.empty(NUMEL, device="virtual") for _ in range(2)]
+    into, out = torch.virtual.Stream(), torch.virtual.Stream()
+    compute = torch.virtual.current_stream()
+    into.wait_stream(compute)
+    for _ in range(2):
+        for index, state in enumerate(states):
+            arena = arenas[index % 2]
+            into.wait_stream(out)
+            with torch.virtual.stream(into):
+                arena.copy_(state, non_blocking=True)
+            compute.wait_stream(into)
+            arena.add_(1)
+            out.wait_stream(compute)
+            with torch.virtual.stream(out):
+                state.copy_(arena, non_blocking=True)
+    out.synchronize()
+    assert all((state == 2).all() for state in states)

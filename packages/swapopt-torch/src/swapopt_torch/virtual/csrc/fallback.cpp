@@ -1,5 +1,5 @@
 #include "fallback.h"
-#include <c10/core/CPUAllocator.h>
+#include <algorithm>
 #include <optional>
 #include <unordered_map>
 #include <utility>

@@ -55,6 +55,13 @@ at::Tensor empty_strided(Sizes size, Sizes stride, std::optional<at::ScalarType>
       size, stride, &device_allocator(), c10::DispatchKeySet(kKey), c10::dtype_or_default(dtype)));
 }
 
+// Zeros that take no memory would need a storage without bytes; here they are zeros like others.
+at::Tensor efficient_zeros(Sizes size, std::optional<at::ScalarType> dtype,
+                           std::optional<at::Layout> layout, std::optional<at::Device> device,
+                           std::optional<bool> pin) {
+  return empty(size, dtype, layout, device, pin, std::nullopt).zero_();
+}
+
 void grow_storage(const at::Tensor& tensor, size_t nbytes) {
   auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   if (nbytes > storage->nbytes()) resize_device_storage(storage, nbytes);
@@ -119,7 +126,8 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
 }
 
 const std::set<std::string>& own_kernels() {
-  static const std::set<std::string> names{"empty.memory_format",
+  static const std::set<std::string> names{"_efficientzerotensor",
+                                           "empty.memory_format",
                                            "empty_strided",
                                            "resize_",
                                            "set_.source_Storage_storage_offset",
@@ -141,7 +149,8 @@ const std::set<std::string>& own_kernels() {
 bool would_bypass_fallback(const c10::OperatorHandle& op) {
   using Key = c10::DispatchKey;
   const bool decomposes = op.hasKernelForDispatchKey(Key::CompositeExplicitAutograd) ||
-                          op.hasKernelForDispatchKey(Key::CompositeExplicitAutogradNonFunctional);
+                          op.hasKernelForDispatchKey(Key::CompositeExplicitAutogradNonFunctional) ||
+                          op.hasKernelForDispatchKey(Key::CompositeImplicitAutograd);
   const bool is_foreach = op.operator_name().name.rfind("aten::_foreach_", 0) == 0;
   return decomposes && (is_foreach || op.hasKernelForDispatchKey(Key::CPU));
 }
@@ -160,6 +169,7 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
+  library.impl("_efficientzerotensor", &efficient_zeros);
   library.impl("resize_", &resize_);
   library.impl("set_.source_Storage_storage_offset", &set_storage_offset);
   library.impl("set_.source_Storage", &set_storage);

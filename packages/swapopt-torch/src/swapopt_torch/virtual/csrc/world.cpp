@@ -1,5 +1,6 @@
 #include "world.h"
 #include <c10/util/Exception.h>
+#include <atomic>
 #include <utility>
 #include "race_error.h"
 

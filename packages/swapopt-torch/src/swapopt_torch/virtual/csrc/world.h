@@ -2,7 +2,6 @@
 #pragma once
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
-#include <atomic>
 #include <mutex>
 #include <vector>
 #include "core/caching_pool.h"
