@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 from collections.abc import Iterator
 
@@ -19,7 +20,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    # Every test starts with a collection; what the modules imported stays anyway.
+    # Every test starts with a collection; modules stay anyway. The first optimizer of a process
+    # imports torch._dynamo, the largest of them.
+    importlib.import_module("torch._dynamo")
     gc.collect()
     gc.freeze()
 
