@@ -390,3 +390,34 @@ def test_distributed_checkpoint_of_a_fresh_optimizer(device: torch.device, packe
             assert_same_bits(parameter, old, "parameter")
         twin.seen.append([group["lr"] for group in twin.optimizer.param_groups])
         twin.train(2)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_m3_distributed_checkpoint_stays_on_the_host(
+    device: torch.device, packed: bool, options: StateDictOptions
+) -> None:
+    """No byte on the device, except for the step by which torch makes a fresh one's states."""
+    numels = (20_000, 30_000, 50_000, 10_000)
+    origin, stepped, fresh = (make_twin(device, _adamw, numels) for _ in range(3))
+    for twin in (origin, stepped, fresh):
+        twin.wrap(packed)
+    origin.train(2)
+    stepped.train(1)
+    saved = get_optimizer_state_dict(Model(origin), origin.optimizer, options=options)
+    assert {tensor.device.type for tensor in _tensors(saved)} == {"cpu"}
+    assert _peak_of_loading(device, stepped, saved, options) == 0
+    gradients, temporaries = 4 * sum(numels), 3 * 4 * max(numels)
+    step_bytes = fresh.swapped.swap_stats().bound_nbytes + gradients + temporaries
+    assert 0 < _peak_of_loading(device, fresh, saved, options) <= step_bytes
+
+
+def _peak_of_loading(
+    device: torch.device, twin: Twin, saved: dict[str, Any], options: StateDictOptions
+) -> int:
+    module = torch.get_device_module(device)
+    idle = allocated(device)
+    module.reset_peak_memory_stats(device)
+    set_optimizer_state_dict(Model(twin), twin.optimizer, saved, options=options)
+    get_optimizer_state_dict(Model(twin), twin.optimizer, options=options)
+    assert allocated(device) == idle
+    return int(module.max_memory_allocated(device)) - idle
