@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from swapopt_common import SwapOptimizerConfig
 from swapopt_torch.host_memory import available_host_nbytes
 from swapopt_torch.layout import SwapLayout, TorchUnit
 
@@ -57,6 +58,26 @@ def warn_if_host_is_small(units: Sequence[TorchUnit]) -> None:
             "or give this host fewer ranks.",
             stacklevel=2,
         )
+
+
+def warn_of_no_effect(config: SwapOptimizerConfig, units: Sequence[TorchUnit]) -> None:
+    """Warn of what the user asked for and will not get: masters, or any swapping at all."""
+    if config.include_master_params:
+        warnings.warn(
+            "swapopt: include_master_params=True has no effect on torch optimizers: only "
+            "MindFormers AdamW owns master parameters.",
+            stacklevel=4,
+        )
+    slots = [slot for unit in units for slot in unit.slots]
+    if not slots or any(slot.swappable for slot in slots):
+        return
+    reasons = Counter(slot.resident_reason for slot in slots)
+    listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    warnings.warn(
+        f"swapopt: no optimizer state can be swapped ({listed}); training goes on as without "
+        "swap_optimizer.",
+        stacklevel=4,
+    )
 
 
 def _names(devices: Iterable[torch.device]) -> str:

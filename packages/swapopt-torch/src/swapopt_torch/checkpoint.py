@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import torch
 
 from swapopt_common import STATE_KEYS, SwapConfigError
-from swapopt_torch.adapters.base import ParamGroup, TorchAdamBaseAdapter
+from swapopt_torch.adapters.base import TorchAdamBaseAdapter
+from swapopt_torch.adapters.registration import ParamGroup
 from swapopt_torch.layout import TorchSlot
 
 StateDict: TypeAlias = dict[str, Any]  # torch's own type of a checkpoint

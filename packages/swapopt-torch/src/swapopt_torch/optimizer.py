@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,10 +11,11 @@ import torch
 from torch._compile import _disable_dynamo
 
 from swapopt_common import SwapConfigError, SwapOptimizerConfig
-from swapopt_torch import checkpoint, guard
+from swapopt_torch import announce, checkpoint, guard
 from swapopt_torch.adapters import make_adapter
-from swapopt_torch.adapters.base import ParamGroup
+from swapopt_torch.adapters.registration import ParamGroup
 from swapopt_torch.checkpoint import StateDict
+from swapopt_torch.delegation import DelegatingOptimizer
 from swapopt_torch.engine import SwapEngine
 from swapopt_torch.stats import SwapStats, collect_stats
 
@@ -63,7 +63,7 @@ def is_swap_optimizer(optimizer: object) -> bool:
     return isinstance(optimizer, TorchSwapOptimizer)
 
 
-class TorchSwapOptimizer(torch.optim.Optimizer):
+class TorchSwapOptimizer(DelegatingOptimizer):
     """An optimizer whose states live in pinned host memory between steps.
 
     Made by `swap_optimizer`. ``param_groups``, ``defaults`` and ``state`` are the wrapped
@@ -79,27 +79,18 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         synchronous: bool = False,
         pageable_fallback: bool = False,
     ) -> None:
-        # Optimizer.__init__ would build groups and state of its own; ours are the wrapped one's.
         guard.refuse_swapped(optimizer)
-        self._base = optimizer
         self._config = config
         self._options = {"synchronous": synchronous, "pageable_fallback": pageable_fallback}
         self._adapter = make_adapter(optimizer, config)
+        super().__init__(optimizer)
         self._engine = SwapEngine(
             config, packed_by_default=self._adapter.packed_by_default, **self._options
         )
         self._adapter.register_units()
         # Warnings come before anything changes: they may be errors.
-        if config.include_master_params:
-            warnings.warn(
-                "swapopt: include_master_params=True has no effect on torch optimizers: only "
-                "MindFormers AdamW owns master parameters.",
-                stacklevel=3,
-            )
-        self._warn_if_nothing_swaps()
+        announce.warn_of_no_effect(config, self._adapter.units)
         self._attach()
-        self._share_hooks()
-        self._patch_step_function()
         self._base_step = guard.take_step_away(optimizer)
         self._unswapped = False
         guard.mark_swapped(self)
@@ -128,25 +119,6 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
                 "unswap() gave this optimizer's states back to the one it wrapped: step that one, "
                 "or wrap it again."
             )
-
-    @property
-    def param_groups(self) -> list[ParamGroup]:
-        """The wrapped optimizer's own list of groups."""
-        return self._base.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[ParamGroup]) -> None:
-        self._base.param_groups = groups
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The wrapped optimizer's defaults."""
-        return self._base.defaults
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """What torch's GradScaler asks: whether the update unscales gradients by itself."""
-        return bool(getattr(self._base, "_step_supports_amp_scaling", False))
 
     @property
     @_disable_dynamo
@@ -230,10 +202,6 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
                 for unit in adapter.units:
                     adapter.expose_mirrors(unit)
             adapter.drop_gradients()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset all gradients; see torch.optim.Optimizer.zero_grad."""
-        self._base.zero_grad(set_to_none=set_to_none)
 
     @_disable_dynamo
     def add_param_group(self, param_group: ParamGroup) -> None:
@@ -327,27 +295,6 @@ class TorchSwapOptimizer(torch.optim.Optimizer):
         except BaseException:
             self._adapter.invalidate()
             raise
-
-    def _share_hooks(self) -> None:
-        base = self._base
-        self._optimizer_step_pre_hooks = base._optimizer_step_pre_hooks
-        self._optimizer_step_post_hooks = base._optimizer_step_post_hooks
-        self._optimizer_state_dict_pre_hooks = base._optimizer_state_dict_pre_hooks
-        self._optimizer_state_dict_post_hooks = base._optimizer_state_dict_post_hooks
-        self._optimizer_load_state_dict_pre_hooks = base._optimizer_load_state_dict_pre_hooks
-        self._optimizer_load_state_dict_post_hooks = base._optimizer_load_state_dict_post_hooks
-
-    def _warn_if_nothing_swaps(self) -> None:
-        slots = [slot for unit in self._adapter.units for slot in unit.slots]
-        if not slots or any(slot.swappable for slot in slots):
-            return
-        reasons = Counter(slot.resident_reason for slot in slots)
-        listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-        warnings.warn(
-            f"swapopt: no optimizer state can be swapped ({listed}); training goes on as without "
-            "swap_optimizer.",
-            stacklevel=4,
-        )
 
 
 @contextmanager

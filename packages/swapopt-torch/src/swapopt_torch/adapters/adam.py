@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 from torch.optim import adam as torch_adam
 
-from swapopt_torch.adapters.base import ParamGroup, TorchAdamBaseAdapter, state_tensors
+from swapopt_torch.adapters.base import TorchAdamBaseAdapter, state_tensors
+from swapopt_torch.adapters.registration import ParamGroup
 from swapopt_torch.layout import TorchUnit
 
 _DYNAMO = os.path.join("torch", "_dynamo", "")

@@ -5,20 +5,24 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from swapopt_common import OptimizerSwapAdapter, SwapConfigError, SwapOptimizerConfig
+from swapopt_torch.adapters.registration import (
+    MISSING_KEY_HINTS,
+    ParamGroup,
+    all_state_keys,
+    check_devices,
+    check_distinct,
+    kind_of,
+    param_name,
+    state_is_ours,
+    state_keys,
+)
 from swapopt_torch.layout import TorchSlot, TorchUnit
-from swapopt_torch.residency import find_shared_storages, holds_mirror, make_slots
-
-# torch's own type of a group: hyperparameters of any kind under their names.
-ParamGroup: TypeAlias = dict[str, Any]
-
-_MOMENT_KEYS = ("exp_avg", "exp_avg_sq")
-_AMSGRAD_KEYS = (*_MOMENT_KEYS, "max_exp_avg_sq")
+from swapopt_torch.residency import find_shared_storages, make_slots
 
 
 class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit]):
@@ -63,11 +67,11 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
         for index, group in enumerate(self._groups):
             self.refuse_group(group, f"param group {index}")
         for key in self._config.state_keys or ():
-            if not any(key in _state_keys(group) for group in self._groups):
+            if not any(key in state_keys(group) for group in self._groups):
                 raise SwapConfigError(
                     f"state_keys names {key!r}, which no parameter group of this {self.serves} "
-                    f"has. It has {', '.join(_all_state_keys(self._groups))}"
-                    f"{_MISSING_KEY_HINTS.get(key, '')}."
+                    f"has. It has {', '.join(all_state_keys(self._groups))}"
+                    f"{MISSING_KEY_HINTS.get(key, '')}."
                 )
 
     def refuse_group(self, group: Mapping[str, object], where: str) -> None:
@@ -81,7 +85,7 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
 
     def check_complete(self, state: Mapping[str, object], group: ParamGroup, name: str) -> None:
         """Raise SwapConfigError if a state has some of what its update needs, but not all."""
-        missing = [key for key in (*self.further_keys, *_state_keys(group)) if key not in state]
+        missing = [key for key in (*self.further_keys, *state_keys(group)) if key not in state]
         if state and missing:
             raise SwapConfigError(
                 f"{name} has optimizer states {', '.join(map(str, state))} but not "
@@ -100,16 +104,16 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
         known = {unit.param: {slot.name: slot for slot in unit.slots} for unit in self.units}
         params = [(i, j, p) for i, g in enumerate(self._groups) for j, p in enumerate(g["params"])]
         shared = find_shared_storages([states[p] for _, _, p in params if p in states])
-        _check_distinct([param for _, _, param in params], self.serves)
+        check_distinct([param for _, _, param in params], self.serves)
         units = []
         for index, position, param in params:
             group = self._groups[index]
             state = states.get(param, {})
-            name = _param_name(group, index, position)
-            keys = _state_keys(group)
+            name = param_name(group, index, position)
+            keys = state_keys(group)
             self.check_complete(state, group, name)
             slots = make_slots(param, keys, state, self._config, shared, known.get(param, {}))
-            _check_devices(param, slots, name)
+            check_devices(param, slots, name)
             units.append(
                 TorchUnit(
                     adapter_index=index,
@@ -135,7 +139,7 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
         states = self._optimizer.state
         return self._signature() != self._registered or any(
             unit.param.device != unit.device
-            or not _state_is_ours(unit, states.get(unit.param))
+            or not state_is_ours(unit, states.get(unit.param))
             or (not unit.has_state and unit.kind != kind_of(unit.param))
             for unit in self._active
         )
@@ -234,59 +238,6 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
     @property
     def _groups(self) -> list[ParamGroup]:
         return self._optimizer.param_groups
-
-
-_MISSING_KEY_HINTS = {
-    "max_exp_avg_sq": "; max_exp_avg_sq needs amsgrad=True",
-    "master_param": "; only MindFormers AdamW owns master parameters",
-}
-
-
-def _state_keys(group: Mapping[str, object]) -> tuple[str, ...]:
-    return _AMSGRAD_KEYS if group.get("amsgrad") else _MOMENT_KEYS
-
-
-def _all_state_keys(groups: Sequence[ParamGroup]) -> tuple[str, ...]:
-    return max((_state_keys(group) for group in groups), key=len, default=_MOMENT_KEYS)
-
-
-def _param_name(group: ParamGroup, index: int, position: int) -> str:
-    names = group.get("param_names")
-    return str(names[position]) if names else f"param_groups[{index}]['params'][{position}]"
-
-
-def _check_devices(param: torch.Tensor, slots: Sequence[TorchSlot], name: str) -> None:
-    for slot in slots:
-        if slot.swappable or slot.tensor is None or slot.tensor.device == param.device:
-            continue
-        raise SwapConfigError(
-            f"{slot.name} of {name} is on {slot.tensor.device} and does not swap "
-            f"({slot.resident_reason}); its update needs it on {param.device}. Move it there."
-        )
-
-
-def _check_distinct(params: Sequence[torch.Tensor], serves: str) -> None:
-    if len(set(params)) < len(params):
-        raise SwapConfigError(
-            f"This {serves} holds a parameter twice; its states would have two owners. Give every "
-            "parameter to one group, once."
-        )
-
-
-def kind_of(param: torch.Tensor) -> tuple[object, ...]:
-    """Return what a state born from the parameter takes over from it."""
-    return () if is_lazy(param) else (param.dtype, param.shape, param.stride())
-
-
-def _state_is_ours(unit: TorchUnit, state: Mapping[str, object] | None) -> bool:
-    if not state:
-        return not unit.has_state
-    return unit.has_state and all(
-        holds_mirror(slot, state.get(slot.name))
-        if slot.swappable
-        else state.get(slot.name) is slot.tensor
-        for slot in unit.slots
-    )
 
 
 def state_tensors(units: Sequence[TorchUnit], position: int) -> list[torch.Tensor]:

@@ -11,7 +11,8 @@ import torch
 
 from swapopt_common import SwapConfigError, SwapOptimizerConfig
 from swapopt_torch.adapters.adam import own_step
-from swapopt_torch.adapters.base import ParamGroup, TorchAdamBaseAdapter, state_tensors
+from swapopt_torch.adapters.base import TorchAdamBaseAdapter, state_tensors
+from swapopt_torch.adapters.registration import ParamGroup
 from swapopt_torch.layout import TorchUnit
 from swapopt_torch.optim import AdamW
 
