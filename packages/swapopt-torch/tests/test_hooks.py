@@ -16,8 +16,9 @@ from torch.optim import optimizer as torch_optimizer
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.hooks import RemovableHandle
 
-from training import assert_same_bits
-from twins import Twin, both, make_twin
+from swapopt_torch import SwapOptimizerConfig, swap_optimizer
+from training import Run, TinyGPT, assert_same_bits, assert_same_run
+from twins import KINDS, Twin, both, make_twin
 
 REGISTER = {
     "step_pre": "register_step_pre_hook",
@@ -298,3 +299,41 @@ def test_copies_start_without_hooks(device: torch.device, packed: bool) -> None:
                 parameter.grad = torch.ones_like(parameter)
             other.step()
         assert twin.seen == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_optimizers_that_step_inside_backward(
+    device: torch.device, packed: bool, kind: str
+) -> None:
+    """One per parameter, stepped by a hook as soon as its gradient is there, which then goes."""
+
+    def train(swap: bool) -> Run:
+        torch.manual_seed(0)
+        model = TinyGPT().to(device)
+        optimizers: dict[torch.Tensor, torch.optim.Optimizer] = {}
+        config = SwapOptimizerConfig(swap_times=1, packed_swap=packed, min_numel=64)
+        for parameter in model.parameters():
+            native = torch.optim.AdamW([parameter], 1e-2, **KINDS[kind])
+            optimizers[parameter] = swap_optimizer(native, config) if swap else native
+
+            def step(arrived: torch.Tensor) -> None:
+                optimizers[arrived].step()
+                optimizers[arrived].zero_grad()
+
+            parameter.register_post_accumulate_grad_hook(step)
+        run = Run()
+        data = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            tokens = torch.randint(0, 67, (2, 9), generator=data).to(device)
+            logits = model(tokens[:, :-1]).flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
+            loss.backward()
+            run.losses.append(loss.detach().cpu())
+        for parameter, optimizer in optimizers.items():
+            assert parameter.grad is None
+            run.parameters.append(parameter.detach().cpu().clone())
+            state = optimizer.state[parameter]
+            run.states.append({key: value.cpu().clone() for key, value in state.items()})
+        return run
+
+    assert_same_run(train(True), train(False))
