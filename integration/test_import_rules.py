@@ -14,7 +14,8 @@ TORCH = PACKAGES / "swapopt-torch" / "src" / "swapopt_torch"
 # The modules of swapopt_torch from the bottom up: each may import those of earlier floors only.
 FLOORS = [
     {"streams", "guard", "device_traits", "optim.step_counts"},
-    {"host_memory", "optim.adamw"},
+    {"pinning", "optim.adamw"},
+    {"host_memory"},
     {"layout"},
     {"residency", "movement", "stats", "optim"},
     {"per_tensor", "packed"},

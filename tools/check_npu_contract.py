@@ -86,7 +86,25 @@ NATIVE_CALLS: Final = (
     Native("torch.zeros", kernels=("zero_", "_pin_memory", "is_pinned")),
     Native("torch.zeros_like", kernels=("empty_like", "zero_")),
     Native("torch.full", kernels=("full",)),
+    Native("torch._fused_adamw_", kernels=("_fused_adamw_",)),
 )
+# Calls of torch that ask nothing of a device.
+HOST_CALLS: Final = frozenset(
+    {
+        "torch.OutOfMemoryError",
+        "torch.cuda.cudart",
+        "torch.device",
+        "torch.empty_like",  # on meta
+        "torch.frombuffer",
+        "torch.get_default_dtype",
+        "torch.get_device_module",
+        "torch.no_grad",
+        "torch.optim.Optimizer.profile_hook_step",
+        "torch.tensor",
+    }
+)
+# What is no part of training: it may call of torch what it likes.
+EXTRAS: Final = ("demo", "cli.py", "__main__.py")
 # What torch.optim.AdamW(fused=True) and ours call, and with what.
 FUSED_KERNEL: Final = "_fused_adamw_"
 FUSED_ARGUMENTS: Final = (
@@ -115,6 +133,13 @@ class OurSources:
         results = frozenset(RESULT_NAMES)
         self.uses = [u for file, text in texts.items() for u in find_uses(text, file, results)]
         self.calls = {name for text in texts.values() for name in called_names(text)}
+        self.training_calls = {
+            (name, file)
+            for file, text in texts.items()
+            if not file.startswith(EXTRAS)
+            for name in called_names(text)
+            if name.startswith("torch.")
+        }
         self.statistics = {
             key for text in texts.values() for key in subscripts_of(text, "memory_stats")
         }
@@ -143,6 +168,14 @@ def check_contract(ours: OurSources) -> Iterator[Shown]:
     for native in NATIVE_CALLS:
         used_still = "" if native.call in ours.calls else "our sources call it no longer"
         yield Shown(f"{native.call} is in use", used_still)
+    known_calls = HOST_CALLS | {native.call for native in NATIVE_CALLS}
+    for call, file in sorted(ours.training_calls):
+        unknown = (
+            ""
+            if call in known_calls
+            else ("add it to NATIVE_CALLS with what it needs of torch_npu, or to HOST_CALLS")
+        )
+        yield Shown(f"{call} in {file} is in the contract", unknown)
 
 
 def check_device_module(ours: OurSources, wheel: NpuWheel, version: str) -> Iterator[Shown]:

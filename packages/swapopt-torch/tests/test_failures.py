@@ -230,8 +230,8 @@ def no_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError("cannot pin")
 
-    monkeypatch.setattr(host_memory, "_registered_buffer", refuse)
-    monkeypatch.setattr(host_memory, "_allocated_buffer", refuse)
+    monkeypatch.setattr(host_memory, "registered_buffer", refuse)
+    monkeypatch.setattr(host_memory, "allocated_buffer", refuse)
 
 
 @pytest.mark.usefixtures("no_pinning")

@@ -259,8 +259,8 @@ def test_a_load_that_finds_no_pinned_memory_changes_nothing(
         raise RuntimeError("no pinned memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(host_memory, "_registered_buffer", refuse)
-        patch.setattr(host_memory, "_allocated_buffer", refuse)
+        patch.setattr(host_memory, "registered_buffer", refuse)
+        patch.setattr(host_memory, "allocated_buffer", refuse)
         with pytest.raises(RuntimeError, match="Pinned host memory ran out"):
             twins.optimizer.load_state_dict(snapshot)
     del keep

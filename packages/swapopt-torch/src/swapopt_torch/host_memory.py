@@ -11,88 +11,23 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-import os
 import warnings
 import weakref
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 
 from swapopt_common import HostMemoryError
-from swapopt_torch.device_traits import HostRegistrar, pinned_block_nbytes, traits_of
+from swapopt_torch.device_traits import traits_of
+from swapopt_torch.pinning import (
+    Buffer,
+    Lease,
+    allocated_buffer,
+    pinned_nbytes,
+    registered_buffer,
+)
 
 SLOT_ALIGNMENT_BYTES = 64
-
-
-# What torch.frombuffer takes; a host mirror keeps it, and so the memory, alive.
-_Buffer: TypeAlias = "mmap.mmap | ctypes.Array[ctypes.c_char]"
-
-
-class _HeldBytes:
-    """Bytes pinned for swapped states in this process, for messages."""
-
-    total = 0
-
-
-class _RegisteredMapping(mmap.mmap):
-    """An anonymous mapping registered with a device until the last mirror over it is gone."""
-
-    _registrar: HostRegistrar | None = None
-    _device = torch.device("cpu")
-    _address = 0
-    _owner_pid = 0
-
-    def pin(self, registrar: HostRegistrar, device: torch.device) -> None:
-        """Register the mapping; raises whatever the device's own call raises."""
-        self._device = device
-        self._owner_pid = os.getpid()
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self))
-        registrar.register(self._address, len(self))
-        # Nothing may come between these: memory that goes away while it is registered is a trap.
-        self._registrar = registrar
-        _HeldBytes.total += len(self)
-
-    def __del__(self) -> None:
-        # Runs before the mapping goes away. A copy may still be under way; unpinning under it
-        # would be undefined, so the device is drained first. A forked child owns no device.
-        if self._registrar is not None and self._owner_pid == os.getpid():
-            _synchronize(self._device)
-            self._registrar.unregister(self._address)
-            _HeldBytes.total -= len(self)
-
-
-class _PinnedBlock:
-    """A block of torch's pinned allocator, held until the last mirror over it is gone."""
-
-    def __init__(self, memory: torch.Tensor, device: torch.device) -> None:
-        self._memory = memory
-        self._device = device
-        _HeldBytes.total += pinned_block_nbytes(memory.nbytes)
-
-    def __del__(self) -> None:
-        # The allocator looks blocks up by the tensor that copies, and mirrors are not its own: it
-        # has not seen their copies, and would lend the block out again under one of them.
-        _synchronize(self._device)
-        _HeldBytes.total -= pinned_block_nbytes(self._memory.nbytes)
-
-
-def _synchronize(device: torch.device) -> None:
-    torch.get_device_module(device).synchronize(device)
-
-
-def _registered_buffer(nbytes: int, registrar: HostRegistrar, device: torch.device) -> _Buffer:
-    pages = -(-nbytes // mmap.PAGESIZE)
-    mapping = _RegisteredMapping(-1, pages * mmap.PAGESIZE)
-    mapping.pin(registrar, device)
-    return mapping
-
-
-def _allocated_buffer(nbytes: int, device: torch.device) -> _Buffer:
-    memory = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
-    buffer = (ctypes.c_char * nbytes).from_address(memory.data_ptr())
-    buffer._owner = _PinnedBlock(memory, device)  # type: ignore[attr-defined]
-    return buffer
 
 
 class HostRegion:
@@ -103,7 +38,7 @@ class HostRegion:
             from and to. Its memory lives as long as the region or any mirror over it.
     """
 
-    def __init__(self, buffer: _Buffer, dtype: torch.dtype, numel: int) -> None:
+    def __init__(self, buffer: Buffer, dtype: torch.dtype, numel: int) -> None:
         self._buffer = buffer
         self._lent: weakref.ref[ctypes.Array[ctypes.c_char]] | None = None
         self.flat = torch.frombuffer(buffer, dtype=dtype, count=numel)
@@ -134,10 +69,7 @@ class HostRegion:
     @property
     def pinned_nbytes(self) -> int:
         """Bytes of pinned memory the region takes: whole pages, or a block of the allocator."""
-        nbytes = len(self._buffer)
-        if isinstance(self._buffer, _RegisteredMapping):
-            return nbytes
-        return 0 if isinstance(self._buffer, mmap.mmap) else pinned_block_nbytes(nbytes)
+        return pinned_nbytes(self._buffer)
 
     @property
     def is_lent(self) -> bool:
@@ -145,7 +77,7 @@ class HostRegion:
         return self._lent is not None and self._lent() is not None
 
     def _tensor_over(
-        self, buffer: _Buffer, host_offset: int, shape: tuple[int, ...]
+        self, buffer: Buffer, host_offset: int, shape: tuple[int, ...]
     ) -> torch.Tensor:
         dtype = self.flat.dtype
         offset_bytes = host_offset * dtype.itemsize
@@ -173,14 +105,14 @@ def allocate_region(
     registrar = traits_of(device).find_registrar(device)
     try:
         buffer = (
-            _allocated_buffer(nbytes, device)
+            allocated_buffer(nbytes, device)
             if registrar is None
-            else _registered_buffer(nbytes, registrar, device)
+            else registered_buffer(nbytes, registrar, device)
         )
     except (RuntimeError, OSError, MemoryError) as error:
         found = (
             f"Pinned host memory ran out: {nbytes:,} bytes were asked for in one region of "
-            f"{dtype}, {_HeldBytes.total:,} bytes are held by swapped states already"
+            f"{dtype}, {Lease.total_nbytes:,} bytes are held by swapped states already"
         )
         if not pageable_fallback:
             raise HostMemoryError(
