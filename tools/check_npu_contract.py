@@ -35,6 +35,9 @@ VERSION: Final = "2.10.0.post7"
 # What we ask of torch.npu, and what for.
 DEVICE_MODULE_NAMES: Final = {
     "current_stream": "updates and allocations run on the caller's stream",
+    "current_device": "what is current is current again after a failure",
+    "set_device": "what is current is current again after a failure",
+    "set_stream": "what is current is current again after a failure",
     "synchronize": "before pinned memory is given back; in the demo",
     "device": "to ask about the stream of a device that is not current",
     "is_current_stream_capturing": "a step under graph capture is refused",
@@ -98,6 +101,7 @@ HOST_CALLS: Final = frozenset(
         "torch.frombuffer",
         "torch.get_default_dtype",
         "torch.get_device_module",
+        "torch.inference_mode",
         "torch.no_grad",
         "torch.optim.Optimizer.profile_hook_step",
         "torch.tensor",

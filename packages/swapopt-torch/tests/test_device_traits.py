@@ -24,6 +24,7 @@ NO_MEMORY = 207001  # ACL_ERROR_RT_MEMORY_ALLOCATION
 # check_npu_contract.py finds the same names in torch_npu's wheel.
 NAMES = (
     *("current_stream", "synchronize", "device", "device_count", "set_device"),
+    *("current_device", "set_stream"),
     *("memory_stats", "memory_allocated", "max_memory_allocated", "reset_peak_memory_stats"),
     "is_available",  # torch.optim itself asks
 )

@@ -110,13 +110,14 @@ def test_any_line_may_fail(device: torch.device, packed: bool, steps_before: int
         optimizer.synchronize()
         module = torch.get_device_module(device)
         module.synchronize(device)
-        place = "no interrupt"
+        place, current = "no interrupt", (module.current_stream(device), module.current_device())
         with Interrupt(at) as interrupt:
             try:
                 step(parameters, optimizer, steps_before)
             except KeyboardInterrupt as error:
                 place = f"interrupt {at} at {error}"
         happened = interrupt.happened
+        assert (module.current_stream(device), module.current_device()) == current, place
         found = images(parameters, optimizer)
         for index, one in enumerate(found):
             old, new = history[steps_before][index], history[steps_before + 1][index]

@@ -19,7 +19,7 @@ from swapopt_torch.movement import (
 )
 from swapopt_torch.schedule import WINDOW, Verb, schedule
 from swapopt_torch.stats import StepTimes, TransferCounts
-from swapopt_torch.streams import CopyStreams, Edge, compute_stream, wait
+from swapopt_torch.streams import CallersStreams, CopyStreams, Edge, compute_stream, wait
 
 
 class PipelineSwapRuntime:
@@ -40,6 +40,7 @@ class PipelineSwapRuntime:
         self.counts = TransferCounts()
         self._used: list[BatchEvents] = []
         self._left: list[BatchEvents] = []
+        self._callers = CallersStreams()
 
     def run_pipeline(
         self,
@@ -65,6 +66,7 @@ class PipelineSwapRuntime:
         self.counts = TransferCounts()
         self._used = [part.events for batch in batches for part in batch.parts]
         self._left = []
+        self._callers = CallersStreams(streams.device for streams in _streams_of(batches))
         try:
             for streams in _streams_of(batches):
                 # Until the last step's offloads are done its device memory is in use: starting
@@ -90,6 +92,7 @@ class PipelineSwapRuntime:
         if not self._failed:
             return
         self._used = self._left = []
+        self._callers.restore()
         for streams in _streams_of(self._batches):
             streams.drain()
         for position, batch in enumerate(self._batches):

@@ -7,6 +7,7 @@ waits can be read here, and so that tests can take one away and see the race det
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from enum import Enum
 
 import torch
@@ -33,6 +34,27 @@ def compute_stream(device: torch.device) -> torch.Stream:
     """Return the caller's current stream on ``device``: updates and allocations run there."""
     stream: torch.Stream = torch.get_device_module(device).current_stream(device)
     return stream
+
+
+class CallersStreams:
+    """The caller's current streams and device, to be made current again after a failure.
+
+    A ``with`` block that is interrupted between its last line and its end does not do that.
+    """
+
+    def __init__(self, devices: Iterable[torch.device] = ()) -> None:
+        self._streams = [(device, compute_stream(device)) for device in devices]
+        self._indices = {
+            device.type: torch.get_device_module(device).current_device()
+            for device, _ in self._streams
+        }
+
+    def restore(self) -> None:
+        """Make them current; setting a stream sets its device, so the device comes last."""
+        for device, stream in self._streams:
+            torch.get_device_module(device).set_stream(stream)
+        for device_type, index in self._indices.items():
+            torch.get_device_module(device_type).set_device(index)
 
 
 class CopyStreams:
