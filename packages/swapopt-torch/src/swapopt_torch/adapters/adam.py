@@ -9,8 +9,9 @@ from typing import ClassVar
 import torch
 from torch.optim import adam as torch_adam
 
+from swapopt_common import SwapConfigError
 from swapopt_torch.adapters.base import TorchAdamBaseAdapter, state_tensors
-from swapopt_torch.adapters.registration import ParamGroup
+from swapopt_torch.adapters.registration import ParamGroup, param_name
 from swapopt_torch.layout import TorchUnit
 
 _DYNAMO = os.path.join("torch", "_dynamo", "")
@@ -22,6 +23,7 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
 
     optimizer_class: ClassVar[type[torch.optim.Adam]]
     further_keys = ("step",)
+    _checked_fused: list[bool] | None = None
 
     @classmethod
     def matches(cls, optimizer: object) -> bool:
@@ -32,6 +34,32 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
         same_step = own_step(kind) is own_step(torch.optim.Adam)
         own_init, init = kind._init_group, torch.optim.Adam._init_group
         return same_step and _without_torch_wrappers(own_init) is _without_torch_wrappers(init)
+
+    def validate(self) -> None:
+        """Refuse groups, state keys and step counters that cannot be served."""
+        super().validate()
+        self._check_step_devices()
+
+    def prepare_step(self) -> None:
+        """Collect the gradients; look after the step counters if ``fused`` was switched."""
+        super().prepare_step()
+        self._check_step_devices()
+
+    def _check_step_devices(self) -> None:
+        fused = [bool(group["fused"]) for group in self._groups]
+        if fused == self._checked_fused:
+            return
+        states = self._optimizer.state
+        for index, group in enumerate(self._groups):
+            for position, param in enumerate(group["params"] if group["fused"] else ()):
+                step = states.get(param, {}).get("step")
+                if isinstance(step, torch.Tensor) and step.device != param.device:
+                    raise SwapConfigError(
+                        f"step of {param_name(group, index, position)} is on {step.device}, but "
+                        f"its group is fused: the kernel reads it on {param.device}. Set fused "
+                        "before the first step, or load the optimizer's own state_dict() after it."
+                    )
+        self._checked_fused = fused
 
     def first_entries(self, unit: TorchUnit, group: ParamGroup) -> dict[str, torch.Tensor]:
         """Make the step counter where torch keeps it.
