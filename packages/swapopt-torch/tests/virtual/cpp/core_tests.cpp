@@ -244,6 +244,20 @@ TEST(an_event_orders_and_so_does_the_host) {
   EXPECT_EQ(m.races(), 0);
 }
 
+TEST(waiting_for_a_device_is_waiting_for_all_that_its_streams_waited_for) {
+  Machine m;
+  m.memory.add(kBase, 100, Place::kRegistered, -1, kHost);
+  const ActorId elsewhere = m.stream(0, 1), here = m.stream(0, 0);
+  m.kernel(here, 1);
+  m.scheduler.host_waits_for_device(0);
+  m.kernel(elsewhere, 1);
+  m.memory.access(elsewhere, kBase, 100, true, "kernel");
+  m.order(elsewhere, here);  // and nothing more is issued here
+  m.scheduler.host_waits_for_device(0);
+  m.memory.access(kHost, kBase, 100, false, "host");
+  EXPECT_EQ(m.memory.races.size(), 0);
+}
+
 TEST(order_is_transitive) {
   Watched m;
   const ActorId c = m.stream(2);

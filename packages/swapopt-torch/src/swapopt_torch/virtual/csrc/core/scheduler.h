@@ -110,6 +110,7 @@ class Scheduler {
     if (!event.recorded) return;
     Actor& stream = mutable_at(id);
     stream.seen.join(event.seen);
+    stream.seen.tick(id);
     stream.time_ns = std::max(stream.time_ns, time_of(event));
   }
 
@@ -123,12 +124,15 @@ class Scheduler {
   }
 
   void host_waits_for_device(int device) {
-    VectorClock seen;
+    VectorClock seen = seen_by(kHost);
     int64_t time_ns = 0;
-    for (const Actor& actor : actors_) {
+    for (size_t i = 0; i < actors_.size(); ++i) {
+      const Actor& actor = actors_[i];
       if (actor.device != device) continue;
-      seen.join(actor.seen);
       time_ns = std::max(time_ns, actor.time_ns);
+      // Whoever knows of a stream's last tick knows all that the stream knows.
+      const auto id = static_cast<ActorId>(i);
+      if (!seen.covers(id, actor.seen.at(id))) seen.join(actor.seen);
     }
     host_joins(seen, time_ns, "synchronize device");
   }
