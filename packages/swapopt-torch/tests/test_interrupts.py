@@ -37,7 +37,8 @@ class Interrupt:
 
     def _enter_function(self, frame: FrameType, event: str, argument: object) -> Any:
         ours = frame.f_code.co_filename.startswith(SOURCES)
-        return self._count if ours and "virtual" not in frame.f_code.co_filename else None
+        inside = frame.f_code.co_filename.removeprefix(SOURCES)
+        return self._count if ours and not inside.startswith("virtual") else None
 
     def _count(self, frame: FrameType, event: str, argument: object) -> Any:
         if event == "line" and not self.happened and not _recovering(frame):
