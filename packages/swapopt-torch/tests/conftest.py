@@ -6,17 +6,31 @@ import gc
 import importlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
+from swapopt_torch.engine import SwapEngine
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="virtual", help="device type to run on (default: virtual)")
+    parser.addoption(
+        "--synchronous", action="store_true", help="make every copy of every optimizer block (R5)"
+    )
 
 
 def pytest_configure() -> None:
     torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out, with --synchronous, the tests that are about copies being asynchronous."""
+    if config.getoption("--synchronous"):
+        dropped = [item for item in items if item.get_closest_marker("asynchronous")]
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in dropped]
 
 
 def pytest_collection_finish() -> None:
@@ -77,3 +91,15 @@ def both_oracles(request: pytest.FixtureRequest, device_type: str) -> Iterator[N
 @pytest.fixture(params=[True, False], ids=["packed", "per_tensor"])
 def packed(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
+
+
+@pytest.fixture(autouse=True)
+def copies_as_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --synchronous every optimizer is wrapped as with synchronous=True."""
+    if request.config.getoption("--synchronous"):
+        original = SwapEngine.__init__
+
+        def synchronous(self: SwapEngine, *arguments: Any, **options: Any) -> None:
+            original(self, *arguments, **{**options, "synchronous": True})
+
+        monkeypatch.setattr(SwapEngine, "__init__", synchronous)

@@ -36,6 +36,7 @@ def train(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, step
 IMPLIED: dict[tuple[Edge, bool], str] = {}
 
 
+@pytest.mark.asynchronous
 @pytest.mark.parametrize("edge", list(Edge), ids=lambda edge: edge.name)
 def test_without_any_one_wait_the_detector_objects(
     device: torch.device, packed: bool, edge: Edge, monkeypatch: pytest.MonkeyPatch
@@ -70,6 +71,7 @@ def test_without_any_one_wait_the_detector_objects(
     assert found, f"no race without: {edge.value}"
 
 
+@pytest.mark.asynchronous
 @pytest.mark.parametrize("edge", [Edge.PREFETCHED], ids=lambda edge: edge.name)
 def test_late_copies_show_a_destination_read_too_early(
     device: torch.device, packed: bool, edge: Edge, monkeypatch: pytest.MonkeyPatch
@@ -90,6 +92,7 @@ def test_late_copies_show_a_destination_read_too_early(
     virtual.races()
 
 
+@pytest.mark.asynchronous
 def test_late_copies_show_a_host_mirror_read_too_early(device: torch.device, packed: bool) -> None:
     from swapopt_torch import virtual
 
@@ -134,6 +137,7 @@ def test_r1_r3_states_are_those_of_the_last_update(device: torch.device, packed:
                 assert_same_bits(value, reference.state[other][key], key)
 
 
+@pytest.mark.asynchronous
 def test_step_does_not_wait_for_its_own_copies(device: torch.device, packed: bool) -> None:
     """The host returns from step() before the virtual time at which the last offload ends."""
     from swapopt_torch import virtual

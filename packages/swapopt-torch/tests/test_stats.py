@@ -11,6 +11,7 @@ from torch import nn
 from swapopt_torch import ResidentState, SwapOptimizerConfig, swap_optimizer
 
 
+@pytest.mark.asynchronous
 def test_figures_add_up(device: torch.device, device_type: str, packed: bool) -> None:
     parameters = [nn.Parameter(torch.ones(1 << 18, device=device)) for _ in range(8)]
     parameters += [nn.Parameter(torch.ones(10, device=device)) for _ in range(2)]
