@@ -2,9 +2,9 @@
 
     python packages/swapopt-torch/benchmarks/save.py --mebibytes 512
 
-Prints, for both ways, the time until the dictionary is there, the time of the next step's host
-side while it is alive, and the host bytes it takes. Runs on the accelerator torch finds, else on
-the virtual one; times are of the host's clock.
+Prints, for both ways, the time until the dictionary is there, the time of the next step while it
+is alive or not, and the host memory that is held after that step for the dictionary's sake. Runs
+on the accelerator torch finds, else on the virtual one; times are of the host's clock.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def measure(
     save: Callable[[TorchSwapOptimizer], dict[str, Any]],
     *,
     keep: bool,
-) -> tuple[float, float]:
-    """Return seconds of the save and of the next step; the snapshot lives through it or not."""
+) -> tuple[float, float, float]:
+    """Return seconds of the save and of the next step, and MiB held; the snapshot lives or not."""
     started = time.perf_counter()
     saved: dict[str, Any] | None = save(optimizer)
     saved_seconds = time.perf_counter() - started
@@ -60,8 +60,14 @@ def measure(
     optimizer.step()
     optimizer.synchronize()
     step_seconds = time.perf_counter() - started
-    del saved
-    return saved_seconds, step_seconds
+    mirrors = {value.data_ptr() for e in optimizer.state.values() for value in e.values()}
+    held = [
+        value.nbytes
+        for entries in (saved or {"state": {}})["state"].values()
+        for value in entries.values()
+        if value.data_ptr() not in mirrors
+    ]
+    return saved_seconds, step_seconds, sum(held) / 2**20
 
 
 def main() -> None:
@@ -78,9 +84,12 @@ def main() -> None:
         virtual.enable("h200", races="off", timeline=False)
         device = torch.device("virtual", 0)
     optimizer = build(torch.device(device.type, 0), arguments.mebibytes)
-    plain = min(measure(optimizer, lambda _: {}, keep=False)[1] for _ in range(arguments.repeat))
+    nothing: dict[str, Any] = {"state": {}}
+    plain = min(
+        measure(optimizer, lambda _: nothing, keep=False)[1] for _ in range(arguments.repeat)
+    )
     print(f"{arguments.mebibytes} MiB of states on {device}; a step without a save: {plain:.3f} s")
-    print(f"{'':34}{'save':>10}{'next step':>12}")
+    print(f"{'':34}{'save':>10}{'next step':>12}{'host memory':>14}")
     ways: list[tuple[str, Callable[[TorchSwapOptimizer], dict[str, Any]], bool]] = [
         ("state_dict(), dropped at once", TorchSwapOptimizer.state_dict, False),
         ("state_dict(), alive in the step", TorchSwapOptimizer.state_dict, True),
@@ -88,8 +97,8 @@ def main() -> None:
     ]
     for name, save, keep in ways:
         runs = [measure(optimizer, save, keep=keep) for _ in range(arguments.repeat)]
-        saved_seconds, step_seconds = (min(column) for column in zip(*runs, strict=True))
-        print(f"{name:<34}{saved_seconds:>8.3f} s{step_seconds:>10.3f} s")
+        saved_seconds, step_seconds, mebibytes = (min(column) for column in zip(*runs, strict=True))
+        print(f"{name:<34}{saved_seconds:>8.3f} s{step_seconds:>10.3f} s{mebibytes:>10.0f} MiB")
 
 
 if __name__ == "__main__":
