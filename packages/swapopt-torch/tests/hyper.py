@@ -6,7 +6,6 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -82,18 +81,3 @@ def saved(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     buffer.seek(0)
     loaded: dict[str, Any] = torch.load(buffer, weights_only=True)
     return loaded
-
-
-def fail_at(
-    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int, error: BaseException
-) -> None:
-    """Let the given call (from 0) of ``owner.name`` raise."""
-    original: Callable[..., object] = getattr(owner, name)
-    calls = iter(range(1000))
-
-    def counted(*arguments: object, **options: object) -> object:
-        if next(calls) == call:
-            raise error
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(owner, name, counted)

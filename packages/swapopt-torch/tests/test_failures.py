@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -21,7 +19,7 @@ from swapopt_torch import (
 )
 from swapopt_torch.packed import PackedMovement
 from swapopt_torch.per_tensor import PerTensorMovement
-from training import allocated, assert_same_bits
+from training import allocated, assert_same_bits, fail_at
 
 COUNT = 8  # two parameters in each of four batches
 
@@ -79,23 +77,6 @@ class Step:
         assert [len(group["params"]) for group in self.optimizer.param_groups] == [COUNT]
         for state in self.optimizer.state.values():
             assert state["exp_avg"].device.type == state["exp_avg_sq"].device.type == "cpu"
-
-
-def fail_at(
-    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int, error: BaseException
-) -> None:
-    """Let the given call (from 0) of ``owner.name`` raise, once."""
-    original: Callable[..., object] = getattr(owner, name)
-    calls = 0
-
-    def counted(*arguments: object, **options: object) -> object:
-        nonlocal calls
-        calls += 1
-        if calls - 1 == call:
-            raise error
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(owner, name, counted)
 
 
 @pytest.mark.parametrize("failing", range(4))

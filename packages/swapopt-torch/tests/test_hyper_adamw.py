@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hyper import Pair, config, counts, fail_at
+from hyper import Pair, config, counts
 from swapopt_common import SlotState
 from swapopt_torch import SwapOptimizerConfig, SwapStepError, optim, swap_optimizer
 from swapopt_torch.packed import PackedMovement
@@ -19,6 +19,7 @@ from training import (
     Run,
     allocated,
     assert_same_run,
+    fail_at,
     swapped_device_bytes,
     train_gpt,
 )

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from hyper import Pair, counts, fail_at, saved
+from hyper import Pair, counts, saved
 from swapopt_torch import SwapStepError, optim, swap_optimizer
+from training import fail_at
 
 
 @pytest.fixture

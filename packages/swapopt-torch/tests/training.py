@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 from torch import nn
 
@@ -163,3 +164,20 @@ def swapped_device_bytes(optimizer: torch.optim.Optimizer) -> int:
         for value in state.values()
         if value.dim() > 0 and value.device.type != "cpu"
     )
+
+
+def fail_at(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int, error: BaseException
+) -> None:
+    """Let the given call (from 0) of ``owner.name`` raise, once."""
+    original: Callable[..., object] = getattr(owner, name)
+    calls = 0
+
+    def counted(*arguments: object, **options: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls - 1 == call:
+            raise error
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, counted)
