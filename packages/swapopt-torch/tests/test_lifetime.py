@@ -233,6 +233,20 @@ def test_schedulers_live_through_wrapping_and_back(
     assert_alike(swapped, native)
 
 
+def test_a_scheduler_made_on_a_wrapper_that_never_stepped(device: torch.device) -> None:
+    """It cannot know whether the base steps; it must not say that nobody does."""
+    for twin in both(device, True, adamw):
+        scheduler = ExponentialLR(twin.optimizer, 0.8)
+        if is_swap_optimizer(twin.optimizer):
+            twin.optimizer = twin.swapped.unswap()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for step in range(2):
+                twin.train(range(step, step + 1))
+                scheduler.step()
+        twin.seen.append(scheduler.get_last_lr())
+
+
 def test_hooks_and_scaling_after_the_way_back(device: torch.device, packed: bool) -> None:
     """Hooks registered on either object stay with the base; a scaler takes it as any other."""
     for twin in both(device, packed, lambda p: adamw(p, "fused")):

@@ -110,6 +110,8 @@ class TorchSwapOptimizer(DelegatingOptimizer):
         self._adapter.restore_states()
         self._engine.release()
         guard.give_step_back(self._base, self._base_step)
+        # A scheduler made on this object cannot see the steps to come, and is not to warn of it.
+        self._opt_called = True
         self._unswapped = True
         return self._base
 
