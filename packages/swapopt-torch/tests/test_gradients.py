@@ -149,6 +149,22 @@ def test_frozen_between_wrapping_and_the_first_step(device: torch.device, packed
     assert stats.bound_nbytes < planned.bound_nbytes
 
 
+def test_frozen_with_a_resident_state_when_the_first_mirror_is_made(
+    device: torch.device, packed: bool
+) -> None:
+    """Found by the random search: the new plan must keep the parameters that have states."""
+    pair = Pair(device, [2048, 1], SwapOptimizerConfig(packed_swap=packed), False)
+    pair.step([False, True])
+    for parameters in (pair.native, pair.swapped):
+        parameters[1].requires_grad_(False)
+    pair.step([True, False])
+    for parameters in (pair.native, pair.swapped):
+        parameters[1].requires_grad_(True)
+    pair.step([False, True])
+    pair.step([True, True])
+    pair.assert_equal()
+
+
 def test_frozen_midway(device: torch.device, packed: bool, fused: bool) -> None:
     pair = make_pair(device, packed, fused)
     pair.step(ALL)

@@ -78,7 +78,7 @@ class SwapEngine:
         self._check_devices(_devices_of(units))
         self.settle()
         self._forget_plans()
-        self._plan([unit for unit in units if unit.param.requires_grad or unit.has_state])
+        self._plan([unit for unit in units if _takes_part(unit)])
         self._admit([unit for unit in units if unit.has_state])
 
     def welcome(self, newcomers: Sequence[TorchUnit], units: Sequence[TorchUnit]) -> None:
@@ -96,7 +96,7 @@ class SwapEngine:
             self._check_devices(_devices_of(newcomers))
             self._forget_plans()
             fresh = set(newcomers)
-            unplanned = [unit for unit in units if unit.param.requires_grad or unit in fresh]
+            unplanned = [unit for unit in units if _takes_part(unit) or unit in fresh]
         if unplanned:
             self._check_devices(self.layout.devices | _devices_of(unplanned))
             self._plan(unplanned)
@@ -282,5 +282,9 @@ def _devices_of(units: Iterable[TorchUnit]) -> set[torch.device]:
     return {slot.device for unit in units for slot in unit.swapped()}
 
 
+def _takes_part(unit: TorchUnit) -> bool:
+    return unit.param.requires_grad or unit.has_state
+
+
 def _any_frozen(units: Sequence[TorchUnit]) -> bool:
-    return any(unit.batch_index is not None and not unit.param.requires_grad for unit in units)
+    return any(unit.batch_index is not None and not _takes_part(unit) for unit in units)
