@@ -181,11 +181,25 @@ def test_memory_for_an_arena_is_explained(device: torch.device, device_type: str
     module = torch.get_device_module(device)
     module.set_capacity(allocated(device) + 1000, device)
     try:
-        with pytest.raises(torch.OutOfMemoryError, match=r"arena of .* bytes.*swap_times"):
+        with pytest.raises(
+            torch.OutOfMemoryError, match=r"takes 2 of 65,536 bytes\. A larger swap_times makes"
+        ):
             pair.optimizer.step()
     finally:
         module.set_capacity(None, device)
     pair.step_both(1)
+
+    one = [nn.Parameter(torch.ones(4096, device=device))]
+    optimizer = swap_optimizer(torch.optim.AdamW(one))
+    one[0].grad = torch.ones_like(one[0])
+    module.set_capacity(allocated(device) + 1000, device)
+    try:
+        with pytest.raises(
+            torch.OutOfMemoryError, match=r"takes 1 of 32,768 bytes\. That is what the largest"
+        ):
+            optimizer.step()
+    finally:
+        module.set_capacity(None, device)
 
 
 def test_pinned_memory_that_runs_out_is_explained(device: torch.device, device_type: str) -> None:

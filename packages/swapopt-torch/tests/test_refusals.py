@@ -128,6 +128,35 @@ def test_a_patch_on_the_instance_is_no_override(device: torch.device) -> None:
     stepped(swap_optimizer(optimizer))
 
 
+@pytest.mark.parametrize("config", [SwapOptimizerConfig, 16, {"swap_times": 16}, "packed"])
+def test_what_is_no_config(device: torch.device, config: object) -> None:
+    optimizer = torch.optim.AdamW(parameters(device))
+    with pytest.raises(ValueError, match=r"must be a SwapOptimizerConfig or None, found .*16"):
+        swap_optimizer(optimizer, config)  # type: ignore[arg-type]
+    stepped(optimizer)
+
+
+@pytest.mark.parametrize("saved", [{"model": {}, "optimizer": {}}, "step-100.pt", None, {}])
+def test_what_is_no_checkpoint(device: torch.device, saved: object) -> None:
+    optimizer = swap_optimizer(torch.optim.AdamW(parameters(device)))
+    with pytest.raises(ValueError, match=r"'state' and 'param_groups'; found"):
+        optimizer.load_state_dict(saved)  # type: ignore[arg-type]
+    stepped(optimizer)
+
+
+def test_a_checkpoint_of_another_optimizer(device: torch.device) -> None:
+    momentum = stepped(torch.optim.SGD(parameters(device), 0.1, momentum=0.9))
+    optimizer = swap_optimizer(torch.optim.AdamW(parameters(device)))
+    with pytest.raises(ValueError, match="momentum_buffer: those of another optimizer"):
+        optimizer.load_state_dict(momentum.state_dict())
+    stepped(optimizer)
+
+
+def test_fused_adam_says_what_to_take_instead(device: torch.device) -> None:
+    with pytest.raises(ValueError, match="AdamW may be fused"):
+        swap_optimizer(torch.optim.Adam(parameters(device), fused=True))
+
+
 def test_a_swapped_optimizer_is_refused(device: torch.device) -> None:
     base = torch.optim.AdamW(parameters(device))
     wrapped = swap_optimizer(base)

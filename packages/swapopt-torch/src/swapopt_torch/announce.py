@@ -22,11 +22,11 @@ def log_layout(layout: SwapLayout) -> None:
     moving = [slot.storage_nbytes for slot in slots if slot.swappable]
     reasons = Counter(slot.resident_reason for slot in slots if not slot.swappable)
     stay = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "none"
-    packed = f"packed, two arenas of {layout.arena_nbytes:,} bytes"
+    packed = f"packed, staging arenas: {layout.arena_count} x {layout.arena_nbytes:,} bytes"
     way = packed if layout.packed else "per tensor"
     logger.info(
         "swapopt: %s states (%s bytes) live in pinned host memory; a step holds at most %s bytes "
-        "of them on %s (%s, %s batches); resident: %s",
+        "of them on %s (%s; batches: %s); resident: %s",
         f"{len(moving):,}",
         f"{sum(moving):,}",
         f"{layout.bound_nbytes:,}",

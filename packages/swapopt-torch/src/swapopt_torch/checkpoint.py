@@ -90,6 +90,21 @@ class Loaded:
             mirror.copy_(value)
 
 
+def check_is_one(saved: object) -> None:
+    """Raise SwapConfigError if something is no optimizer's checkpoint at all."""
+    if isinstance(saved, Mapping) and "state" in saved and "param_groups" in saved:
+        return
+    found = (
+        f"a mapping with the keys {', '.join(map(repr, list(saved)[:5])) or 'none'}"
+        if isinstance(saved, Mapping)
+        else type(saved).__name__
+    )
+    raise SwapConfigError(
+        "load_state_dict takes what an optimizer's state_dict() returned, with the keys 'state' and "
+        f"'param_groups'; found {found}."
+    )
+
+
 def load(adapter: TorchAdamBaseAdapter, groups: Sequence[ParamGroup], saved: StateDict) -> Loaded:
     """Work out what loading ``saved`` leads to; nothing that swaps is put on a device.
 

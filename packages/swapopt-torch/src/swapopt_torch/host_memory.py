@@ -112,13 +112,15 @@ def allocate_region(
     except (RuntimeError, OSError, MemoryError) as error:
         found = (
             f"Pinned host memory ran out: {nbytes:,} bytes were asked for in one region of "
-            f"{dtype}, {Lease.total_nbytes:,} bytes are held by swapped states already"
+            f"{dtype}, {Lease.total_nbytes:,} bytes are held by swapped states and by what "
+            "state_dict() returned and is still alive"
         )
         if not pageable_fallback:
             raise HostMemoryError(
-                f"{found}. Swap fewer states (state_keys, a larger min_numel), raise the host's "
-                "limit on locked memory (ulimit -l), give each rank more host memory, or accept "
-                "slow copies with swap_optimizer(..., pageable_fallback=True)."
+                f"{found}. Drop old checkpoints, swap fewer states (state_keys, a larger "
+                "min_numel), raise the host's limit on locked memory (ulimit -l), give each rank "
+                "more host memory, or accept slow copies with swap_optimizer(..., "
+                "pageable_fallback=True)."
             ) from error
         warnings.warn(f"swapopt: {found}. They go on in pageable memory: slower.", stacklevel=2)
         buffer = mmap.mmap(-1, max(nbytes, 1))

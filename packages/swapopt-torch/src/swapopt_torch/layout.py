@@ -131,10 +131,31 @@ class SwapLayout:
         a batch from a step; that is the sum of the two largest.
         """
         if self.packed:
-            moving = sum(1 for batch in self.batches if _swapped_of(batch))
-            return min(2, moving) * self.arena_nbytes
+            return self.arena_count * self.arena_nbytes
         sizes = sorted(separate_nbytes(_swapped_of(batch)) for batch in self.batches)
         return sum(sizes[-2:])
+
+    @property
+    def arena_count(self) -> int:
+        """How many staging arenas a step takes at most: two, or one for a single batch."""
+        return min(2, sum(1 for batch in self.batches if _swapped_of(batch)))
+
+    def explain_arenas(self) -> str:
+        """Return what a user needs to know when the arenas do not fit."""
+        largest_unit_nbytes = max(
+            packed_nbytes(unit.swapped()) for batch in self.batches for unit in batch.units
+        )
+        advice = (
+            "That is what the largest parameter's states take, which no swap_times makes smaller; "
+            "packed_swap=False needs less where batches are uneven"
+            if largest_unit_nbytes == self.arena_nbytes
+            else "A larger swap_times makes them smaller"
+        )
+        devices = ", ".join(sorted(map(str, self.devices)))
+        return (
+            f"The staging arenas do not fit on {devices}: a step takes {self.arena_count} of "
+            f"{self.arena_nbytes:,} bytes. {advice}."
+        )
 
     def plan(self, units: Sequence[TorchUnit]) -> None:
         """Assign units to batches.

@@ -37,7 +37,8 @@ def swap_optimizer(
         optimizer: a torch.optim.Adam, a torch.optim.AdamW, or HyperParallel's AdamW
             (`swapopt_torch.optim.AdamW` or its original). It keeps its groups and its state, but
             its own ``step()`` must not be called any more.
-        config: what to swap and how; the defaults suit most models.
+        config: what to swap and how; the defaults suit most models. ``packed_swap=None`` means
+            packed, unless the states are on several devices.
         synchronous: make every copy block the host. Slow; for finding faults, or where
             asynchronous copies must be ruled out.
         pageable_fallback: where host memory cannot be pinned, warn and go on in pageable memory,
@@ -50,6 +51,11 @@ def swap_optimizer(
         ValueError: the optimizer or its settings cannot be served; nothing has changed.
         HostMemoryError: pinned host memory ran out; nothing has changed.
     """
+    if config is not None and not isinstance(config, SwapOptimizerConfig):
+        raise SwapConfigError(
+            f"config must be a SwapOptimizerConfig or None, found {config!r}. Write for example "
+            "swap_optimizer(optimizer, SwapOptimizerConfig(swap_times=16))."
+        )
     return TorchSwapOptimizer(
         optimizer,
         config or SwapOptimizerConfig(),
@@ -258,6 +264,7 @@ class TorchSwapOptimizer(DelegatingOptimizer):
                 nothing has changed.
         """
         self._check_not_unswapped()
+        checkpoint.check_is_one(state_dict)
         state_dict = state_dict.copy()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state_dict)

@@ -38,13 +38,7 @@ class _Arena:
         return self._storage.nbytes() == 0
 
     def allocate(self, nbytes: int) -> None:
-        try:
-            self._storage.resize_(nbytes)
-        except torch.OutOfMemoryError as error:
-            raise torch.OutOfMemoryError(
-                f"A staging arena of {nbytes:,} bytes does not fit on {self._bytes.device}; a step "
-                f"needs {ARENA_COUNT} of them. A larger swap_times makes them smaller. ({error})"
-            ) from error
+        self._storage.resize_(nbytes)
 
     def free(self, readers: Sequence[torch.Stream] = ()) -> None:
         if self.is_empty:
@@ -162,7 +156,10 @@ class PackedMovement(Movement):
         arena = self._arenas[position % ARENA_COUNT]
         if not arena.is_empty:
             return False
-        arena.allocate(self._layout.arena_nbytes)
+        try:
+            arena.allocate(self._layout.arena_nbytes)
+        except torch.OutOfMemoryError as error:
+            raise torch.OutOfMemoryError(f"{self._layout.explain_arenas()} ({error})") from error
         return True
 
     def pieces(self, position: int, part: DevicePart, moved: RegionMoves) -> Sequence[Piece]:

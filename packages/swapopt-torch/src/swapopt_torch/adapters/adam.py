@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,13 @@ from swapopt_torch.layout import TorchUnit
 
 _DYNAMO = os.path.join("torch", "_dynamo", "")
 _HOOKED_STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
+
+
+_REFUSED: Mapping[str, str] = {
+    "foreach": "it updates all parameters at once, and their states come batch by batch",
+    "capturable": "a captured graph would not move the states",
+    "differentiable": "the states leave the device while a history would refer to them",
+}
 
 
 class _TorchNativeAdapter(TorchAdamBaseAdapter):
@@ -131,7 +138,10 @@ class TorchNativeAdamAdapter(_TorchNativeAdapter):
 
     serves = "torch.optim.Adam"
     optimizer_class = torch.optim.Adam
-    refused_flags = ("foreach", "fused", "capturable", "differentiable")
+    refused_flags: ClassVar[Mapping[str, str]] = {
+        **_REFUSED,
+        "fused": "not every device has a fused Adam kernel; AdamW may be fused",
+    }
 
 
 class TorchNativeAdamWAdapter(_TorchNativeAdapter):
@@ -139,4 +149,4 @@ class TorchNativeAdamWAdapter(_TorchNativeAdapter):
 
     serves = "torch.optim.AdamW"
     optimizer_class = torch.optim.AdamW
-    refused_flags = ("foreach", "capturable", "differentiable")
+    refused_flags = _REFUSED

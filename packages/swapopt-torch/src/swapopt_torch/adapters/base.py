@@ -39,8 +39,8 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
 
     serves: ClassVar[str]
     """How messages call the optimizer class."""
-    refused_flags: ClassVar[tuple[str, ...]] = ()
-    """Settings of a group that must not be True."""
+    refused_flags: ClassVar[Mapping[str, str]] = {}
+    """Settings of a group that must not be True, and why."""
     further_keys: ClassVar[tuple[str, ...]] = ()
     """What a state holds beside the moments."""
     packed_by_default: ClassVar[bool] = True
@@ -76,16 +76,22 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
 
     def refuse_group(self, group: Mapping[str, object], where: str) -> None:
         """Raise SwapConfigError if a group has a setting that cannot be swapped."""
-        for flag in self.refused_flags:
+        for flag, reason in self.refused_flags.items():
             if group.get(flag):
                 raise SwapConfigError(
                     f"{where} of {self.serves} has {flag}=True; swap_optimizer needs it False "
-                    "(or None), because it updates the parameters batch by batch."
+                    f"(or None): {reason}."
                 )
 
     def check_complete(self, state: Mapping[str, object], group: ParamGroup, name: str) -> None:
         """Raise SwapConfigError if a state has some of what its update needs, but not all."""
-        missing = [key for key in (*self.further_keys, *state_keys(group)) if key not in state]
+        needed = (*self.further_keys, *state_keys(group))
+        missing = [key for key in needed if key not in state]
+        if state and len(missing) == len(needed):
+            raise SwapConfigError(
+                f"{name} has the states {', '.join(map(str, state))}: those of another optimizer. "
+                f"{self.serves} needs {', '.join(needed)}."
+            )
         if state and missing:
             raise SwapConfigError(
                 f"{name} has optimizer states {', '.join(map(str, state))} but not "
