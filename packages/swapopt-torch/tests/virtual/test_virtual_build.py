@@ -107,6 +107,41 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         build.load_extension()
 
 
+def test_a_compiler_that_is_not_there_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nope/g++")
+    with pytest.raises(VirtualUnavailableError, match=r"CXX is '/nope/g\+\+'.*no such program"):
+        build.load_extension()
+
+
+def test_a_program_that_is_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "g++"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("CXX", str(program))
+    with pytest.raises(VirtualUnavailableError, match=r"exit status 3.*set CXX to"):
+        build.load_extension()
+    program.write_text("no program at all")
+    with pytest.raises(VirtualUnavailableError, match=r"Exec format error.*set CXX to"):
+        build.load_extension()
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "unwritable"])
+def test_a_cache_that_cannot_be_written(
+    place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    chosen = Path("/proc/unwritable") if place == "unwritable" else tmp_path / place
+    monkeypatch.setenv("SWAPOPT_VIRTUAL_CACHE", str(chosen))
+    expected = f"folder {chosen} .SWAPOPT_VIRTUAL_CACHE., which cannot be written"
+    with pytest.raises(VirtualUnavailableError, match=expected):
+        build.load_extension()
+    monkeypatch.delenv("SWAPOPT_VIRTUAL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(chosen))
+    expected = f"folder {chosen}/swapopt/virtual, which .*set SWAPOPT_VIRTUAL_CACHE to a folder"
+    with pytest.raises(VirtualUnavailableError, match=expected):
+        build.load_extension()
+
+
 def test_unknown_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     with pytest.raises(VirtualUnavailableError, match=r"2\.13.*this is torch 2\.99\.0"):
@@ -130,7 +165,9 @@ def test_failed_builds_say_what_to_do(
         pytest.raises(VirtualUnavailableError, match=expected),
     ):
         build._build(tmp_path / "new", build._find_compiler())
-    announced = [message for message in caplog.messages if "once, about a minute" in message]
+    announced = [
+        message for message in caplog.messages if "once: this takes a minute or two" in message
+    ]
     assert len(announced) == (0 if missing == "ninja" else 1)
 
 

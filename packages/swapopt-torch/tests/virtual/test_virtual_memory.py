@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -161,7 +162,10 @@ def test_capacity_is_checked_against_active_bytes() -> None:
     keep = torch.empty(1000, device="virtual")
     virtual.set_capacity(stat("active_bytes.all.current") + 1024)
     fits = torch.empty(256, device="virtual")
-    with pytest.raises(torch.OutOfMemoryError, match=r"virtual:0 is out of memory.*capacity"):
+    with pytest.raises(
+        torch.OutOfMemoryError,
+        match=r"virtual:0 is out of memory.*with torch\.virtual\.set_capacity\(\)",
+    ):
         torch.empty(1, device="virtual")
     with pytest.raises(torch.OutOfMemoryError):
         keep + 1
@@ -236,9 +240,17 @@ def test_accelerator_functions_agree() -> None:
     torch.accelerator.empty_host_cache()
 
 
-@pytest.mark.parametrize("nbytes", [-1, -(1 << 30)])
-def test_negative_limits_are_refused(nbytes: int) -> None:
-    with pytest.raises(ValueError, match="expected a number of bytes"):
-        virtual.set_capacity(nbytes)
-    with pytest.raises(ValueError, match="expected a number of bytes"):
-        virtual.set_pinned_limit(nbytes)
+@pytest.mark.parametrize("nbytes", [-1, -(1 << 30), 1 << 63, "8GB", 8e9, True])
+def test_limits_that_are_no_number_of_bytes_are_refused(nbytes: Any) -> None:
+    found = f"an int from 0 to .* or None for no limit, found {nbytes!r}"
+    for set_limit in (torch.virtual.set_capacity, virtual.set_pinned_limit):
+        with pytest.raises(ValueError, match=f"nbytes: expected a number of bytes .*{found}"):
+            set_limit(nbytes)
+    with pytest.raises(ValueError, match=f"capacity_bytes: expected a number of bytes .*{found}"):
+        virtual.enable(capacity_bytes=nbytes)
+
+
+def test_the_largest_limits_are_taken() -> None:
+    torch.virtual.set_capacity((1 << 63) - 1)
+    assert torch.virtual.mem_get_info()[1] == (1 << 63) - 1
+    torch.virtual.set_capacity(None)

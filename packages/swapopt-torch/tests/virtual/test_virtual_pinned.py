@@ -87,7 +87,7 @@ def test_limit_of_pinned_memory(mapped: mmap.mmap) -> None:
     virtual.set_pinned_limit(held.pinned_allocated_bytes + held.registered_bytes + 1024)
     try:
         keep = torch.empty(1000, dtype=torch.uint8, pin_memory=True)
-        with pytest.raises(RuntimeError, match="pinned host memory"):
+        with pytest.raises(RuntimeError, match=r"swapopt_torch\.virtual\.set_pinned_limit\(\)"):
             torch.empty(1, pin_memory=True)
         region = torch.frombuffer(mapped, dtype=torch.uint8)
         with pytest.raises(RuntimeError, match="pinned host memory"):

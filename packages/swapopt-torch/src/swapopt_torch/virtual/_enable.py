@@ -12,7 +12,7 @@ from torch.utils import backend_registration
 from . import device_module
 from ._native import is_loaded, native, set_native
 from .build import load_extension
-from .memory import set_capacity
+from .memory import checked_limit, set_capacity
 from .profiles import PROFILES, Profile, resolve_profile
 from .races import RaceError, RaceMode, set_late_copies, set_race_mode
 
@@ -34,7 +34,7 @@ def enable(
 ) -> None:
     """Give this process the device type ``virtual``; a later call only changes the settings.
 
-    The first call on a machine compiles the extension (about a minute) into a cache.
+    The first call on a machine compiles the extension (a minute or two) into a cache.
 
     Args:
         profile: what things cost: a name from `PROFILES`, or a `Profile`.
@@ -45,11 +45,13 @@ def enable(
         timeline: whether to keep the rows of `timeline()`.
 
     Raises:
-        VirtualUnavailableError: no compiler, no ninja, or a torch it is not known to work with.
+        VirtualUnavailableError: no compiler, no ninja, no folder to build into, or a torch it is
+            not known to work with.
         RuntimeError: another package already provides a device through the same door.
         ValueError: an argument is out of range, or differs from what the first call fixed.
     """
     chosen = resolve_profile(profile)
+    checked_limit(capacity_bytes, "capacity_bytes")  # before a build that may take minutes
     if not is_loaded():
         _start(device_count)
     elif device_count != native().device_count():

@@ -29,11 +29,14 @@ _UNIT_COUNT = 4
 
 
 class VirtualUnavailableError(RuntimeError):
-    """The virtual accelerator cannot be built here: no compiler, no ninja, or an unknown torch."""
+    """The virtual accelerator cannot be built here.
+
+    There is no compiler, no ninja, no folder to build into, or torch is an unknown version.
+    """
 
 
 def load_extension() -> ModuleType:
-    """The compiled extension, built on the first call on this machine (about a minute).
+    """The compiled extension, built on the first call on this machine (a minute or two).
 
     Raises:
         VirtualUnavailableError: something that the build needs is missing.
@@ -68,8 +71,14 @@ def _check_torch_version() -> None:
 
 
 def _find_compiler() -> str:
-    compiler = os.environ.get("CXX") or "c++"
-    found = shutil.which(compiler) or shutil.which("g++")
+    """The program that CXX names, else c++ or g++."""
+    chosen = os.environ.get("CXX")
+    found = shutil.which(chosen) if chosen else shutil.which("c++") or shutil.which("g++")
+    if chosen and found is None:
+        raise VirtualUnavailableError(
+            f"CXX is {chosen!r}, and there is no such program: set it to the name or path of a C++ "
+            "compiler (g++ 11 or newer), without options, or unset it to use c++ or g++"
+        )
     if found is None:
         raise VirtualUnavailableError(
             "the virtual accelerator is compiled on first use and there is no C++ compiler: "
@@ -79,9 +88,22 @@ def _find_compiler() -> str:
 
 
 def _compiler_version(compiler: str) -> str:
-    return subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, check=True
-    ).stdout.splitlines()[0]
+    """The first line of what the compiler says it is."""
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise _not_a_compiler(compiler, str(error)) from error
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or not lines:
+        raise _not_a_compiler(compiler, f"exit status {done.returncode}, {len(lines)} lines")
+    return lines[0]
+
+
+def _not_a_compiler(program: str, found: str) -> VirtualUnavailableError:
+    return VirtualUnavailableError(
+        f"expected a C++ compiler that answers `{program} --version`, found {found}: set CXX to "
+        "g++ 11 or newer"
+    )
 
 
 def _cache_key(compiler: str) -> str:
@@ -97,10 +119,26 @@ def _cache_key(compiler: str) -> str:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_suffix(".lock"), "w") as lock:
+    with _naming_the_cache(folder.parent):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(folder.with_suffix(".lock"), "w")  # noqa: SIM115  # closed just below
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def _naming_the_cache(cache: Path) -> Iterator[None]:
+    """Say which folder it was, and which variable moves it, where the cache cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        chosen = bool(os.environ.get("SWAPOPT_VIRTUAL_CACHE"))
+        raise VirtualUnavailableError(
+            f"the virtual accelerator is built into the folder {cache}"
+            f"{' (SWAPOPT_VIRTUAL_CACHE)' if chosen else ''}, which cannot be written "
+            f"({error.strerror}): set SWAPOPT_VIRTUAL_CACHE to a folder that can be"
+        ) from error
 
 
 def _import_cached(folder: Path) -> ModuleType | None:
@@ -124,8 +162,10 @@ def _import_cached(folder: Path) -> ModuleType | None:
 
 
 def _build(folder: Path, compiler: str) -> ModuleType:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    with _naming_the_cache(folder.parent):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        units = _write_units(folder)
     with _build_environment(compiler):
         from torch.utils import cpp_extension
 
@@ -134,11 +174,11 @@ def _build(folder: Path, compiler: str) -> ModuleType:
                 "the build of the virtual accelerator needs ninja: pip install ninja "
                 "(or install swapopt-torch[virtual])"
             )
-        logger.warning("building the virtual accelerator, once, about a minute")
+        logger.warning("building the virtual accelerator, once: this takes a minute or two")
         try:
             module: ModuleType = cpp_extension.load(
                 _MODULE_NAME,
-                [str(path) for path in _write_units(folder)],
+                [str(path) for path in units],
                 extra_cflags=list(_FLAGS),
                 build_directory=str(folder),
             )

@@ -8,6 +8,8 @@ import torch
 
 from ._native import native
 
+_MOST_BYTES = 2**63 - 1
+
 
 @dataclass(frozen=True)
 class HostMemory:
@@ -37,9 +39,9 @@ def set_pinned_limit(nbytes: int | None) -> None:
     """Pinning or registering beyond `nbytes` in all fails with RuntimeError; None: no limit.
 
     Raises:
-        ValueError: a negative limit.
+        ValueError: not a whole number of bytes, or negative.
     """
-    native().set_pinned_limit(_checked_limit(nbytes))
+    native().set_pinned_limit(checked_limit(nbytes, "nbytes"))
 
 
 def set_capacity(nbytes: int | None, device: torch.device | str | int | None = None) -> None:
@@ -48,9 +50,9 @@ def set_capacity(nbytes: int | None, device: torch.device | str | int | None = N
     Beyond it allocations raise ``torch.OutOfMemoryError``.
 
     Raises:
-        ValueError: a negative capacity.
+        ValueError: not a whole number of bytes, or negative.
     """
-    native().set_capacity(device_index(device), _checked_limit(nbytes))
+    native().set_capacity(device_index(device), checked_limit(nbytes, "nbytes"))
 
 
 def device_index(device: torch.device | str | int | None = None) -> int:
@@ -78,7 +80,16 @@ def _described_index(device: torch.device | str | None) -> int | None:
     return index
 
 
-def _checked_limit(nbytes: int | None) -> int | None:
-    if nbytes is not None and nbytes < 0:
-        raise ValueError(f"expected a number of bytes or None, found {nbytes}")
+def checked_limit(nbytes: int | None, name: str) -> int | None:
+    """Return `nbytes` if it can be a limit; `name` is what the caller calls it.
+
+    Raises:
+        ValueError: it is not a whole number of bytes, or negative, or beyond 64 bits.
+    """
+    is_count = isinstance(nbytes, int) and not isinstance(nbytes, bool)
+    if nbytes is not None and not (is_count and 0 <= nbytes <= _MOST_BYTES):
+        raise ValueError(
+            f"{name}: expected a number of bytes (an int from 0 to 2**63 - 1, 8 * 2**30 for "
+            f"8 GiB) or None for no limit, found {nbytes!r}"
+        )
     return nbytes

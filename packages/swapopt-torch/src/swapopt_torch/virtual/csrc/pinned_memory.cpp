@@ -16,7 +16,8 @@ void check_limit(size_t nbytes) {
               " more bytes of host memory: ", host.allocated.current,
               " bytes of pinned host memory are allocated and ", host.registered.current,
               " registered, and the limit is ", host.limit_bytes,
-              " bytes. Free pinned tensors, or raise the limit with set_pinned_limit().");
+              " bytes. Free pinned tensors, or raise the limit with "
+              "swapopt_torch.virtual.set_pinned_limit().");
 }
 
 struct PinnedBlock {
