@@ -30,7 +30,7 @@ natively, with optimizer states swapped tensor by tensor, and swapped in packed 
 each run needed and whether the results are equal bit for bit, and write a report folder.
 
 Runs on the accelerator that torch finds (CUDA, NPU or XPU), else on the virtual one, which needs a
-C++ compiler and is built at first use.
+C++ compiler and is built at first use, which takes a minute or two.
 """
 
 _DEMO_EPILOG = """\
@@ -39,8 +39,10 @@ what the table shows
   optimizer step    from an idle device to an idle device, so the tail (the last copies to the
                     host) counts, although training does not wait for it: it runs beside the
                     next forward
+  whole iteration   forward, backward and optimizer step, one after another, tail included
   hidden            1 - (optimizer step - native optimizer step) / transfer time; transfer time is
-                    what the step's copies take by themselves, both directions added up
+                    what the step's copies take by themselves, both directions added up;
+                    "none" where the step grew by more than that
   virtual times     are computed by the virtual accelerator from the figures of its profile; they
                     are the same on every machine
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,7 @@ def test_as_a_module_it_imports_neither_rich_nor_matplotlib() -> None:
         (["--optimizer", "sgd"], "invalid choice: 'sgd'"),
         (["--device", "cpu"], "the demo runs on auto, virtual, cuda, npu, xpu"),
         (["--device", "nonsense"], "the demo runs on auto, virtual, cuda, npu, xpu"),
+        (["--device", "cuda:one"], "the demo runs on auto, virtual, cuda, npu, xpu"),
     ],
 )
 def test_wrong_options_are_refused(
@@ -127,12 +129,47 @@ def test_a_card_that_is_not_there(
     assert "--device cuda:1: torch finds no CUDA, NPU or XPU device here" in message
 
 
+@pytest.mark.parametrize("device", ["npu", "npu:1"])
+def test_an_npu_without_torch_npu(
+    device: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(accelerator, "_find_card", lambda: None)
+    arguments = ["demo", "--device", device, "--output", str(tmp_path)]
+    monkeypatch.setattr(accelerator, "find_spec", {"torch_npu": None}.__getitem__)
+    message = fail(arguments, capsys)
+    assert f"--device {device}: torch_npu, which brings NPU devices to torch, is not" in message
+    assert "the demo runs on" not in message
+    monkeypatch.setattr(accelerator, "find_spec", {"torch_npu": object()}.__getitem__)
+    message = fail(arguments, capsys)
+    assert f"--device {device}: torch finds no CUDA, NPU or XPU device here" in message
+
+
 def test_a_profile_on_a_card(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(accelerator, "_find_card", lambda: torch.device("cuda", 0))
     message = fail(["demo", "--profile", "h200", "--output", str(tmp_path)], capsys)
     assert "Drop --profile, or add --device virtual" in message
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    # In a process of its own: in this one the virtual accelerator may be loaded already.
+    taken = tmp_path / "cache"
+    taken.write_text("not a folder")
+    command = [sys.executable, "-m", "swapopt_torch", "demo", "--device", "virtual"]
+    done = subprocess.run(
+        [*command, "--output", str(tmp_path / "report")],
+        env={**os.environ, "SWAPOPT_VIRTUAL_CACHE": str(taken)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    (message,) = done.stderr.splitlines()
+    assert f"the folder {taken} (SWAPOPT_VIRTUAL_CACHE), which cannot be written" in message
 
 
 def test_a_report_folder_that_cannot_be(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

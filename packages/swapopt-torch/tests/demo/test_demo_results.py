@@ -27,7 +27,7 @@ NATIVE = RunResult(
     peak_nbytes=2000,
     idle_nbytes=1200,
     pinned_nbytes=0,
-    step_times=[StepTime(2.0, 0.0), StepTime(4.0, 0.0)],
+    step_times=[StepTime(2.0, 0.0, 10.0), StepTime(4.0, 0.0, 14.0)],
     h2d_nbytes=0,
     d2h_nbytes=0,
     step_rows=[StepRow("compute", "adamw", 100, 0.0, 3.0)],
@@ -37,7 +37,7 @@ NATIVE = RunResult(
 PACKED = replace(
     NATIVE,
     kind=RunKind.PACKED,
-    step_times=[StepTime(8.0, 1.0), StepTime(6.0, 2.0)],
+    step_times=[StepTime(8.0, 1.0, 16.0), StepTime(6.0, 2.0, 16.0)],
     step_rows=[
         StepRow("h2d", "copy", 800, 0.0, 4.0),
         StepRow("compute", "adamw", 100, 4.0, 5.0),
@@ -66,6 +66,7 @@ def test_hidden_share(
 def test_means_and_transfer_time() -> None:
     assert PACKED.step_seconds == 7.0
     assert PACKED.tail_seconds == 1.5
+    assert NATIVE.iteration_seconds == 12.0
     assert PACKED.transfer_seconds == 8.0
 
 

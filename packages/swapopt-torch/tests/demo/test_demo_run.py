@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from swapopt_torch import cli
 from swapopt_torch.demo import accelerator
 from swapopt_torch.demo import main as demo_main
 from swapopt_torch.demo.accelerator import CardAccelerator
-from swapopt_torch.demo.settings import DemoSettings, parse_model_size
-from swapopt_torch.demo.table import notes
+from swapopt_torch.demo.sentences import notes
+from swapopt_torch.demo.settings import DemoError, DemoSettings, parse_model_size
 from swapopt_torch.demo.training import train
 
 SIZE = "layers=2,width=64,heads=2,context=16,batch=2"
@@ -67,6 +68,47 @@ def test_it_says_where_it_runs_and_what_it_found(done: Done) -> None:
         assert f"{run:<10}  step    3 of 6  loss" in done.output
 
 
+def words(done: Done) -> str:
+    return " ".join(done.output.split())
+
+
+def test_it_says_what_swapping_costs_and_where_it_pays(
+    done: Done, rows: dict[str, dict[str, float]]
+) -> None:
+    native, packed = rows["native"], rows["packed"]
+    factor = packed["step_seconds"] / native["step_seconds"]
+    longer = packed["iteration_seconds"] / native["iteration_seconds"] - 1
+    assert f"{factor:.1f} times the native one" in words(done)
+    assert f"({longer:+.0%}".replace("%", " %") in words(done)
+    assert "large models, large batches, gradient accumulation" in words(done)
+    assert factor > 1
+    assert longer > 0
+
+
+def test_it_says_what_its_figures_leave_out(done: Done) -> None:
+    assert "mean of 2 steps. Left out are the first step" in words(done)
+    assert "those of fewer than 1024 elements stay" in words(done)
+
+
+def test_no_line_ends_in_spaces(done: Done) -> None:
+    assert [line for line in done.output.splitlines() if line != line.rstrip()] == []
+
+
+def test_that_the_device_is_being_built_is_said_among_the_demos_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose(_: object) -> None:
+        logging.getLogger("swapopt_torch.virtual.build").warning("building [now]")
+        raise DemoError("enough")
+
+    monkeypatch.setattr(demo_main, "choose_accelerator", choose)
+    output = io.StringIO()
+    with pytest.raises(DemoError, match="enough"):
+        demo_main.run_demo(DemoSettings(output=tmp_path), Console(file=output, width=80))
+    assert output.getvalue() == "building [now]\n"
+    assert logging.getLogger("swapopt_torch.virtual").handlers == []
+
+
 def test_it_writes_the_report(done: Done) -> None:
     names = {path.name for path in done.folder.iterdir()}
     assert names == {"loss.png", "memory.png", "timeline.png", "report.json", "trace.json"}
@@ -106,6 +148,7 @@ def test_times_are_consistent(rows: dict[str, dict[str, float]]) -> None:
         row = rows[run]
         assert 0 < row["tail_seconds"] < row["step_seconds"]
         extra = row["step_seconds"] - native["step_seconds"]
+        assert row["iteration_seconds"] - native["iteration_seconds"] == pytest.approx(extra)
         assert row["hidden_share"] == pytest.approx(1 - extra / row["transfer_seconds"])
 
 
@@ -198,6 +241,6 @@ def test_a_card_is_told_why_its_tool_shows_no_saving(device: torch.device) -> No
     card = CardAccelerator(device, "a card", "for a test", "wall time")
     card.device = torch.device("cuda", 0)
     output = io.StringIO()
-    Console(file=output, width=200).print(notes(card))
+    Console(file=output, width=200).print(*notes([], card))
     for expected in ("nvidia-smi", "torch.cuda.max_memory_allocated()", "torch.cuda.empty_cache()"):
         assert expected in output.getvalue()

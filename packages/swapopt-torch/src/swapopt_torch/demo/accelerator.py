@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from importlib.util import find_spec
 
 import torch
 
@@ -159,13 +160,13 @@ def choose_accelerator(settings: DemoSettings) -> Accelerator:
         if found is None:
             return _virtual(settings, "torch finds no CUDA, NPU or XPU device")
         return _card(found, settings, "torch finds it")
-    device = _parse_device(wanted)
-    if found is None or found.type != device.type:
+    device_type, index = _parse_device(wanted)
+    if found is None or found.type != device_type:
         raise DemoError(
-            f"--device {wanted}: torch finds {found or 'no CUDA, NPU or XPU device'} here. Use "
-            "--device auto or --device virtual, or install the torch build for your accelerator."
+            f"--device {wanted}: {_why_not_found(device_type, found)}. Use --device auto or "
+            "--device virtual, or install what torch needs for your accelerator."
         )
-    return _card(device, settings, "as --device asks")
+    return _card(torch.device(device_type, index), settings, "as --device asks")
 
 
 def _find_card() -> torch.device | None:
@@ -178,17 +179,21 @@ def _find_card() -> torch.device | None:
     return torch.device(current.type, 0)
 
 
-def _parse_device(text: str) -> torch.device:
-    try:
-        device = torch.device(text)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in REAL_TYPES:
+def _parse_device(text: str) -> tuple[str, int]:
+    """Return type and index; torch itself knows "npu" only where torch_npu is installed."""
+    device_type, colon, index = text.partition(":")
+    if device_type not in REAL_TYPES or (colon and not index.isdecimal()):
         raise DemoError(
             f"--device {text}: the demo runs on auto, virtual, "
             f"{', '.join(REAL_TYPES)}, or one of these with an index (cuda:1)."
         )
-    return torch.device(device.type, device.index or 0)
+    return device_type, int(index or 0)
+
+
+def _why_not_found(device_type: str, found: torch.device | None) -> str:
+    if device_type == "npu" and find_spec("torch_npu") is None:
+        return "torch_npu, which brings NPU devices to torch, is not installed here"
+    return f"torch finds {found or 'no CUDA, NPU or XPU device'} here"
 
 
 def _card(device: torch.device, settings: DemoSettings, reason: str) -> CardAccelerator:

@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
@@ -17,7 +18,7 @@ from swapopt_torch.demo.accelerator import Accelerator
 from swapopt_torch.demo.observe import Lane, Phase, StepRow
 from swapopt_torch.demo.report import LANES
 from swapopt_torch.demo.results import ResultRow, RunKind, RunResult
-from swapopt_torch.demo.table import MIB, mib, percent
+from swapopt_torch.demo.table import MIB, hidden_percent, mib, percent
 
 INK, MUTED, PALE = "#1f2933", "#66727f", "#e3e8ee"
 RUN_COLORS = {
@@ -31,10 +32,19 @@ LANE_COLORS: dict[Lane, tuple[str, str]] = {
     "d2h": ("#c2571a", "#eda06f"),
 }
 """Two shades of the copies, so that neighbours can be told apart."""
+GAPS_NOTE = (
+    "Gaps between copies to the device: each waits until the memory that it fills is free again, "
+    "that is,\nuntil the batch that was there before is updated and copied to the host."
+)
 PHASE_COLORS: dict[Phase, str] = {
-    "forward": "#8fbfe6",
-    "backward": "#f0c36d",
+    "forward": "#b49ae0",
+    "backward": "#d9d04f",
     "update": "#7cc6a0",
+}
+PHASE_LABELS: dict[Phase, str] = {
+    "forward": "forward",
+    "backward": "backward",
+    "update": "update, and waiting for its copies",
 }
 
 # matplotlib's own type of a style: values of any kind under their names.
@@ -95,14 +105,19 @@ def draw_memory(path: Path, rows: Sequence[ResultRow], accelerator: Accelerator)
     native = next(row.run for row in rows if row.run.kind is RunKind.NATIVE)
     with style.context(STYLE):
         figure = Figure(figsize=(7.6, 7.2), layout="constrained")
-        panels = figure.subplots(len(rows), 1, sharex=True, sharey=True)
+        panels = figure.subplots(len(rows), 1, sharey=True)
         for axes, row in zip(panels, rows, strict=True):
             _draw_memory_panel(axes, row.run, native)
         panels[0].set_ylim(0, native.peak_nbytes / MIB * 1.22)
-        panels[-1].set_xlabel(f"ms ({accelerator.clock_name})")
+        panels[-1].set_xlabel(
+            f"ms ({accelerator.clock_name}); each run has a time scale of its own"
+        )
         figure.supylabel("device memory in use (MiB)", fontsize=9.5)
         figure.legend(
-            handles=[Patch(color=color, label=phase) for phase, color in PHASE_COLORS.items()],
+            handles=[
+                Patch(color=color, label=PHASE_LABELS[phase])
+                for phase, color in PHASE_COLORS.items()
+            ],
             loc="outside upper right",
             ncols=len(PHASE_COLORS),
         )
@@ -131,6 +146,7 @@ def _draw_memory_panel(axes: Axes, run: RunResult, native: RunResult) -> None:
     saved = 1 - run.peak_nbytes / native.peak_nbytes
     detail = "" if run is native else f": peak {percent(-saved)}"
     axes.set_title(f"{run.kind.value}{detail}")
+    axes.set_xlim(times[0], times[-1])
 
 
 def _phases(run: RunResult, origin: float) -> Iterator[tuple[Phase, float, float]]:
@@ -141,15 +157,30 @@ def _phases(run: RunResult, origin: float) -> Iterator[tuple[Phase, float, float
 
 
 def draw_timeline(path: Path, rows: Sequence[ResultRow], accelerator: Accelerator) -> None:
-    """Draw the streams of one optimizer step, packed above per-tensor."""
-    by_kind = {row.run.kind: row for row in rows}
-    shown = [by_kind[RunKind.PACKED], by_kind[RunKind.PER_TENSOR]]
+    """Draw the streams of one optimizer step of each swapped run, in the order of the table."""
+    shown = [row for row in rows if row.run.kind is not RunKind.NATIVE]
     with style.context(STYLE):
-        figure = Figure(figsize=(9.0, 5.2), layout="constrained")
+        figure = Figure(figsize=(9.0, 6.0), layout="constrained")
         panels = figure.subplots(len(shown), 1, sharex=True)
         for axes, row in zip(panels, shown, strict=True):
             _draw_lanes(axes, row)
-        panels[-1].set_xlabel(f"ms since the optimizer step began ({accelerator.clock_name})")
+        panels[-1].set_xlabel(
+            f"ms since the optimizer step began ({accelerator.clock_name})\n\n{GAPS_NOTE}"
+        )
+        figure.legend(
+            handles=[
+                tuple(Patch(color=shade) for shade in LANE_COLORS[lane]) for lane in ("h2d", "d2h")
+            ]
+            + [(Patch(color=LANE_COLORS["compute"][0]),)],
+            labels=[
+                "copies to the device, dark and light in turn",
+                "copies to the host, likewise",
+                "updates",
+            ],
+            handler_map={tuple: HandlerTuple(ndivide=None)},
+            loc="outside upper left",
+            ncols=3,
+        )
         figure.savefig(path)
 
 
@@ -174,7 +205,9 @@ def _draw_lanes(axes: Axes, row: ResultRow) -> None:
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.grid(axis="x")
     axes.margins(x=0.01)
-    axes.set_title(f"{row.run.kind.value}: {percent(row.hidden_share)} of the transfer time hidden")
+    axes.set_title(
+        f"{row.run.kind.value}: {hidden_percent(row.hidden_share)} of the transfer time hidden"
+    )
 
 
 def _lane_label(lane: Lane, items: Sequence[StepRow]) -> str:

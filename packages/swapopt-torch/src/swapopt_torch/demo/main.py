@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, cast
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
-from swapopt_torch.demo import figures, report
+from swapopt_torch import SwapOptimizerConfig
+from swapopt_torch.demo import figures, report, sentences
 from swapopt_torch.demo.accelerator import Accelerator, choose_accelerator
 from swapopt_torch.demo.corpus import read_corpus
 from swapopt_torch.demo.model import ByteGPT
 from swapopt_torch.demo.progress import show_progress
 from swapopt_torch.demo.results import ResultRow, RunKind, RunResult, compare
+from swapopt_torch.demo.sentences import say
 from swapopt_torch.demo.settings import MODEL_SIZES, DemoSettings, ModelSize
-from swapopt_torch.demo.table import mib, notes, result_table, verdict
+from swapopt_torch.demo.table import mib, result_table
 from swapopt_torch.demo.training import train
+
+STATE_NBYTES_PER_PARAMETER = 2 * 4
+"""Two moments in float32."""
 
 
 class _FillsMemory(Protocol):
@@ -40,39 +47,88 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
         DemoError: the demo cannot run as asked.
     """
     report.make_folder(settings.output)
-    accelerator = choose_accelerator(settings)
+    with _build_announced(console):
+        accelerator = choose_accelerator(settings)
     size = settings.model_size or MODEL_SIZES["small" if accelerator.is_virtual else "medium"]
     corpus = read_corpus()
     _introduce(console, accelerator, size, corpus)
     with _reproducible(accelerator):
         rows = compare(_train_all(settings, size, accelerator, corpus, console))
-    console.print()
-    console.print(result_table(rows, settings, accelerator))
-    console.print(verdict(rows))
-    console.print(notes(accelerator))
+    _conclude(console, settings, rows, accelerator)
     _write_report(settings, size, accelerator, rows)
-    console.print(
-        f"\nReport in {settings.output}: loss.png, memory.png, timeline.png, report.json, "
-        "trace.json (for Perfetto or chrome://tracing)",
-        highlight=False,
+    written = "loss.png, memory.png, timeline.png, report.json, trace.json"
+    console.print()
+    say(
+        console,
+        Text(f"Report in {settings.output}: {written} (for Perfetto or chrome://tracing)"),
     )
     return all(row.equal_to_native is not False for row in rows)
+
+
+@contextmanager
+def _build_announced(console: Console) -> Iterator[None]:
+    """Show what the virtual accelerator logs, which is that it is being built, while entered."""
+    virtual_logger = logging.getLogger("swapopt_torch.virtual")
+    handler = _ToConsole(console)
+    virtual_logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        virtual_logger.removeHandler(handler)
+
+
+class _ToConsole(logging.Handler):
+    """Prints log messages among the demo's own lines."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the message of ``record``."""
+        say(self._console, Text(record.getMessage()))
 
 
 def _introduce(
     console: Console, accelerator: Accelerator, size: ModelSize, corpus: torch.Tensor
 ) -> None:
     with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in ByteGPT(size).parameters())
-    lines = {
-        "Device": f"{accelerator.title}: {accelerator.reason}",
-        "Model": f"GPT over bytes, {size.layers} layers, width {size.width}, {size.heads} heads",
-        "": f"{count / 1e6:.1f} million parameters, {mib(2 * 4 * count)} of optimizer states",
-        "Data": f"the standard library's sources, {mib(len(corpus))}",
-        "Batch": f"{size.batch} sequences of {size.context} bytes",
-    }
-    for name, text in lines.items():
-        console.print(f"{name:<7} {text}", highlight=False)
+        numels = [parameter.numel() for parameter in ByteGPT(size).parameters()]
+    least = SwapOptimizerConfig().min_numel
+    swapped_numel = sum(numel for numel in numels if numel >= least)
+    lines = (
+        ("Device", f"{accelerator.title}: {accelerator.reason}"),
+        ("Model", f"GPT over bytes, {size.layers} layers, width {size.width}, {size.heads} heads"),
+        ("", f"{sum(numels) / 1e6:.1f} million parameters"),
+        ("States", f"{mib(STATE_NBYTES_PER_PARAMETER * sum(numels))} of two float32 moments"),
+        (
+            "",
+            f"{mib(STATE_NBYTES_PER_PARAMETER * swapped_numel)} of them are swapped; "
+            f"those of fewer than {least} elements stay",
+        ),
+        ("Data", f"the standard library's sources, {mib(len(corpus))}"),
+        ("Batch", f"{size.batch} sequences of {size.context} bytes"),
+    )
+    for name, text in lines:
+        say(console, Text(f"{name:<7} {text}"))
+
+
+def _conclude(
+    console: Console,
+    settings: DemoSettings,
+    rows: Sequence[ResultRow],
+    accelerator: Accelerator,
+) -> None:
+    console.print()
+    say(console, sentences.title(settings))
+    console.print(result_table(rows))
+    for text in (
+        sentences.caption(rows, accelerator),
+        sentences.verdict(rows),
+        sentences.cost(rows, accelerator),
+        *sentences.notes(rows, accelerator),
+    ):
+        say(console, text)
 
 
 def _train_all(

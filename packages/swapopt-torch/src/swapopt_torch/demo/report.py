@@ -15,8 +15,8 @@ from swapopt_torch import __version__
 from swapopt_torch.demo.accelerator import Accelerator
 from swapopt_torch.demo.observe import Lane
 from swapopt_torch.demo.results import ResultRow
+from swapopt_torch.demo.sentences import HIDDEN_SHARE_DEFINITION, TAIL_DEFINITION
 from swapopt_torch.demo.settings import OPTIMIZERS, DemoError, DemoSettings, ModelSize
-from swapopt_torch.demo.table import HIDDEN_SHARE_DEFINITION, TAIL_DEFINITION
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 
@@ -96,6 +96,7 @@ def _row(row: ResultRow) -> Json:
         "pinned_nbytes": run.pinned_nbytes,
         "step_seconds": run.step_seconds,
         "tail_seconds": run.tail_seconds,
+        "iteration_seconds": run.iteration_seconds,
         "h2d_nbytes": run.h2d_nbytes,
         "d2h_nbytes": run.d2h_nbytes,
         "transfer_seconds": run.transfer_seconds,

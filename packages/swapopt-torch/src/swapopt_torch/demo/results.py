@@ -24,16 +24,18 @@ class RunKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One optimizer step, between moments at which the device was idle.
+    """One training iteration, and the optimizer step in it, from an idle device to an idle one.
 
     Attributes:
-        seconds: until the device was idle again, the last copies to the host included.
+        seconds: of the optimizer step, the last copies to the host included.
         tail_seconds: the part of it after the last update, when only copies were left. Training
             does not wait for them: they run beside the next forward.
+        iteration_seconds: of forward, backward and optimizer step, one after another.
     """
 
     seconds: float
     tail_seconds: float
+    iteration_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,11 @@ class RunResult:
     def tail_seconds(self) -> float:
         """Mean time of the tail of an optimizer step."""
         return fmean(step.tail_seconds for step in self.step_times)
+
+    @property
+    def iteration_seconds(self) -> float:
+        """Mean time of forward, backward and optimizer step, one after another."""
+        return fmean(step.iteration_seconds for step in self.step_times)
 
     @property
     def transfer_seconds(self) -> float:

@@ -100,8 +100,9 @@ class _Trainer:
         return self._step(tokens, self._optimizer.step)
 
     def timed_step(self, tokens: torch.Tensor) -> float:
-        """Train one step, and time its update between moments when the device is idle."""
-        return self._step(tokens, self._timed_update)
+        """Train one step, and time it and its update between moments when the device is idle."""
+        began = self._accelerator.clock_seconds()
+        return self._step(tokens, lambda: self._timed_update(began))
 
     def recorded_step(self, tokens: torch.Tensor) -> float:
         """Train one step, and record what its update ran."""
@@ -141,7 +142,7 @@ class _Trainer:
         self._idle_nbytes = self._accelerator.active_nbytes()
         return self._losses[-1]
 
-    def _timed_update(self) -> None:
+    def _timed_update(self, iteration_began: float) -> None:
         accelerator = self._accelerator
         accelerator.synchronize()
         began = accelerator.clock_seconds()
@@ -150,7 +151,7 @@ class _Trainer:
         updated = accelerator.clock_seconds()
         accelerator.synchronize()
         idle = accelerator.clock_seconds()
-        self._step_times.append(StepTime(idle - began, idle - updated))
+        self._step_times.append(StepTime(idle - began, idle - updated, idle - iteration_began))
 
     def _recorded_update(self) -> None:
         self._accelerator.synchronize()
