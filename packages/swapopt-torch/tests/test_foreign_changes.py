@@ -179,6 +179,31 @@ def test_a_model_moved_to_another_device(device_type: str, choice: bool | None) 
     assert twins.optimizer.swap_stats().packed is (choice is not False)
 
 
+def test_states_on_another_device_than_their_parameters(device_type: str, packed: bool) -> None:
+    if torch.get_device_module(device_type).device_count() < 2:
+        pytest.skip("one device of this type")
+    here, there = torch.device(device_type, 1), torch.device(device_type, 0)
+    native = [nn.Parameter(torch.linspace(-1, 1, n).to(here)) for n in NUMELS]
+    swapped = [nn.Parameter(p.detach().clone()) for p in native]
+    reference = torch.optim.AdamW(native, foreach=False)
+    base = torch.optim.AdamW(swapped, foreach=False)
+    for optimizer, parameters in ((reference, native), (base, swapped)):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    for state in base.state.values():
+        for key in ("exp_avg", "exp_avg_sq"):
+            state[key] = state[key].to(there)
+    optimizer = swap_optimizer(base, SwapOptimizerConfig(packed_swap=packed))
+    for one, other in zip(swapped, native, strict=True):
+        for key, value in reference.state[other].items():
+            assert_same_bits(optimizer.state[one][key], value, key)
+    optimizer.step()
+    reference.step()
+    for one, other in zip(swapped, native, strict=True):
+        assert_same_bits(one, other, "parameter")
+
+
 def test_a_parameter_held_twice_is_refused(device: torch.device) -> None:
     parameter = nn.Parameter(torch.ones(2048, device=device))
     with warnings.catch_warnings():

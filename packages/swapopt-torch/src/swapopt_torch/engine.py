@@ -235,6 +235,9 @@ class SwapEngine:
             return
         event = offload_states(states, copy_streams(device), synchronous=self._synchronous)
         move_slots(slots, SlotState.HOST, event)
+        if device not in self.layout.devices:
+            # Its states were somewhere else than its parameters: nobody would wait for it later.
+            copy_streams(device).settle()
 
     def _step_batches(self, units: Sequence[TorchUnit]) -> list[StepBatch]:
         buckets: dict[Batch, list[TorchUnit]] = {}
