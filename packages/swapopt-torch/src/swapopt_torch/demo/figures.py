@@ -33,8 +33,8 @@ LANE_COLORS: dict[Lane, tuple[str, str]] = {
 }
 """Two shades of the copies, so that neighbours can be told apart."""
 GAPS_NOTE = (
-    "Gaps between copies to the device: each waits until the memory that it fills is free again, "
-    "that is,\nuntil the batch that was there before is updated and copied to the host."
+    "Gaps between copies to the device: a copy waits until the batch that was in its memory before "
+    "is\nupdated and copied to the host. Between small copies the host launches, which takes longer."
 )
 PHASE_COLORS: dict[Phase, str] = {
     "forward": "#b49ae0",
