@@ -34,7 +34,7 @@ LANE_COLORS: dict[Lane, tuple[str, str]] = {
 """Two shades of the copies, so that neighbours can be told apart."""
 GAPS_NOTE = (
     "Gaps between copies to the device: a copy waits until the batch that was in its memory before "
-    "is\nupdated and copied to the host. Between small copies the host launches, which takes longer."
+    "is\nupdated and copied to the host. Small copies also wait for their launch."
 )
 PHASE_COLORS: dict[Phase, str] = {
     "forward": "#b49ae0",
