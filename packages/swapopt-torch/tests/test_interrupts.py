@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from types import FrameType
@@ -18,7 +19,7 @@ from training import bits
 
 SOURCES = str(swapopt_torch.__file__).removesuffix("__init__.py")
 # What runs after a failure is not interrupted a second time.
-RECOVERY = {"recover", "drop_gradients", "invalidate", "__del__", "pin"}
+RECOVERY = {"recover", "restore_states", "drop_gradients", "invalidate", "__del__", "pin"}
 
 
 class Interrupt:
@@ -93,8 +94,14 @@ def zero_state(found: tuple[bytes, ...]) -> bool:
     return not any(any(part) for part in found[1:])
 
 
-@pytest.mark.parametrize("steps_before", [0, 1], ids=["first_step", "later_step"])
-def test_any_line_may_fail(device: torch.device, packed: bool, steps_before: int) -> None:
+@pytest.mark.parametrize(
+    ("steps_before", "with_snapshot"),
+    [(0, False), (1, False), (1, True)],
+    ids=["first_step", "later_step", "snapshot_alive"],
+)
+def test_any_line_may_fail(
+    device: torch.device, packed: bool, steps_before: int, with_snapshot: bool
+) -> None:
     native = build(device, False, packed)
     history = []
     for seed in range(3):
@@ -109,6 +116,8 @@ def test_any_line_may_fail(device: torch.device, packed: bool, steps_before: int
         for seed in range(steps_before):
             step(parameters, optimizer, seed)
         optimizer.synchronize()
+        snapshot = optimizer.state_dict() if with_snapshot else None
+        copied = copy.deepcopy(snapshot)
         module = torch.get_device_module(device)
         module.synchronize(device)
         place, current = "no interrupt", (module.current_stream(device), module.current_device())
@@ -120,6 +129,7 @@ def test_any_line_may_fail(device: torch.device, packed: bool, steps_before: int
         happened = interrupt.happened
         assert (module.current_stream(device), module.current_device()) == current, place
         found = images(parameters, optimizer)
+        assert_same_snapshot(snapshot, copied, place)
         for index, one in enumerate(found):
             old, new = history[steps_before][index], history[steps_before + 1][index]
             untouched = steps_before == 0 and one[0] == old[0] and zero_state(one)
@@ -144,3 +154,94 @@ def test_any_line_may_fail(device: torch.device, packed: bool, steps_before: int
             assert one == new, f"{place}: parameter {index} after the next step"
         at += stride
     assert at > 300
+
+
+def assert_same_snapshot(
+    found: dict[str, Any] | None, expected: dict[str, Any] | None, place: str
+) -> None:
+    if found is None or expected is None:
+        return
+    for number, entries in expected["state"].items():
+        for key, value in entries.items():
+            assert torch.equal(bits(found["state"][number][key]), bits(value)), (
+                f"{place}: {key} of {number} in the snapshot"
+            )
+
+
+def test_any_line_of_a_load_may_fail(device: torch.device, packed: bool) -> None:
+    """Afterwards the checkpoint has been taken over as a whole, or not at all."""
+    source, saving = build(device, True, packed)
+    step(source, saving, 5)
+    step(source, saving, 6)
+    saved = copy.deepcopy(saving.state_dict())
+    saved["param_groups"][0]["lr"] = 0.5
+    at, happened, outcomes = int(packed), True, set()
+    while happened:
+        parameters, optimizer = build(device, True, packed)
+        step(parameters, optimizer, 0)
+        before = copy.deepcopy(optimizer.state_dict())
+        place = "no interrupt"
+        with Interrupt(at) as interrupt:
+            try:
+                optimizer.load_state_dict(saved)
+            except KeyboardInterrupt as error:
+                place = f"interrupt {at} at {error}"
+        happened = interrupt.happened
+        taken_over = optimizer.param_groups[0]["lr"] == 0.5
+        assert_same_snapshot(optimizer.state_dict(), saved if taken_over else before, place)
+        outcomes.add(taken_over)
+        step(parameters, optimizer, 1)
+        at += 1 if os.environ.get("SWAPOPT_HYPOTHESIS") == "deep" else 7
+    assert outcomes == {True, False}
+
+
+def test_any_line_of_unswap_may_fail(device: torch.device, packed: bool) -> None:
+    """Afterwards either optimizer, and exactly one, steps on with the right values."""
+    native, reference = build(device, False, packed)
+    step(native, reference, 0)
+    step(native, reference, 1)
+    expected = images(native, reference)
+    at, happened = int(packed), True
+    while happened:
+        parameters, optimizer = build(device, True, packed)
+        assert isinstance(optimizer, TorchSwapOptimizer)
+        step(parameters, optimizer, 0)
+        place = "no interrupt"
+        with Interrupt(at) as interrupt:
+            try:
+                optimizer.unswap()
+            except KeyboardInterrupt as error:
+                place = f"interrupt {at} at {error}"
+        happened = interrupt.happened
+        owner = optimizer._base if optimizer._unswapped else optimizer
+        step(parameters, owner, 1)
+        assert images(parameters, owner) == expected, place
+        at += 1 if os.environ.get("SWAPOPT_HYPOTHESIS") == "deep" else 5
+
+
+def test_any_line_of_wrapping_may_fail(device: torch.device, packed: bool) -> None:
+    """Afterwards the optimizer is as it was, and steps, and can be wrapped."""
+    native, reference = build(device, False, packed)
+    for seed in range(3):
+        step(native, reference, seed)
+    expected = images(native, reference)
+    at, happened = int(packed), True
+    while happened:
+        parameters, base = build(device, False, packed)
+        step(parameters, base, 0)
+        wrapped = None
+        with Interrupt(at) as interrupt:
+            try:
+                wrapped = swap_optimizer(base, SwapOptimizerConfig(packed_swap=packed))
+            except KeyboardInterrupt as error:
+                place = f"interrupt {at} at {error}"
+        happened = interrupt.happened
+        if wrapped is None:
+            step(parameters, base, 1)
+            wrapped = swap_optimizer(base, SwapOptimizerConfig(packed_swap=packed))
+        else:
+            place = "no interrupt"
+            step(parameters, wrapped, 1)
+        step(parameters, wrapped, 2)
+        assert images(parameters, wrapped) == expected, place
+        at += 1 if os.environ.get("SWAPOPT_HYPOTHESIS") == "deep" else 11

@@ -189,8 +189,8 @@ def test_half_precision_parameters_align(
     assert_same_run(train_gpt(device, make, config(packed), dtype=dtype), native)
 
 
-def test_synchronous_mode_aligns(device: torch.device, packed: bool) -> None:
-    """R5: every copy blocks, and everything else is the same."""
+def test_r5_synchronous_mode_aligns(device: torch.device, packed: bool) -> None:
+    """Every copy blocks, and everything else is the same."""
 
     def make(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), 1e-3, fused=True)

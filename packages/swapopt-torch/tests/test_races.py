@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -38,7 +40,7 @@ IMPLIED: dict[tuple[Edge, bool], str] = {}
 
 @pytest.mark.asynchronous
 @pytest.mark.parametrize("edge", list(Edge), ids=lambda edge: edge.name)
-def test_without_any_one_wait_the_detector_objects(
+def test_r2_without_any_one_wait_the_detector_objects(
     device: torch.device, packed: bool, edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from swapopt_torch import virtual
@@ -156,6 +158,33 @@ def test_step_does_not_wait_for_its_own_copies(device: torch.device, packed: boo
         last_copy_ns = max(row.end_ns for row in virtual.timeline() if row.lane == "d2h")
         assert (returned_ns >= last_copy_ns) is synchronous
         torch.get_device_module(device).synchronize(device)
+
+
+def test_r5_synchronous_copies_overlap_with_nothing(device: torch.device, packed: bool) -> None:
+    """Copies to the device, to the host and at wrapping: each is over before anything follows."""
+    from swapopt_torch import virtual
+
+    parameters = [nn.Parameter(torch.ones(1 << 18, device=device)) for _ in range(4)]
+    base = torch.optim.AdamW(parameters, fused=True)
+    train(parameters, base, 1)
+    torch.get_device_module(device).synchronize(device)
+    config = SwapOptimizerConfig(swap_times=4, packed_swap=packed)
+    virtual.clear_timeline()
+    optimizer = swap_optimizer(base, config, synchronous=True)
+    wrapped_ns = virtual.now_ns()
+    at_wrap = [row for row in virtual.timeline() if row.lane == "d2h"]
+    assert len(at_wrap) == 8
+    assert wrapped_ns >= max(row.end_ns for row in at_wrap)
+    optimizer.step()
+    lanes = ("h2d", "d2h", "compute")
+    rows = sorted(
+        (row for row in virtual.timeline() if row.lane in lanes), key=lambda row: row.start_ns
+    )
+    assert {row.lane for row in rows} == set(lanes)
+    for row, following in itertools.pairwise(rows):
+        if "compute" not in (row.lane, following.lane) or row.lane != following.lane:
+            assert following.start_ns >= row.end_ns, f"{row} overlaps with {following}"
+    assert optimizer.swap_stats().last_times.hidden_share == 0
 
 
 def test_two_copy_streams_however_many_optimizers(device: torch.device) -> None:

@@ -49,7 +49,7 @@ def assert_refused(
 
 
 @pytest.mark.parametrize("flag", ["foreach", "fused", "capturable", "differentiable"])
-def test_adam_flags(device: torch.device, flag: str) -> None:
+def test_f2_adam_flags(device: torch.device, flag: str) -> None:
     optimizer = torch.optim.Adam(parameters(device))
     stepped(optimizer)
     optimizer.param_groups[0][flag] = True
@@ -57,7 +57,7 @@ def test_adam_flags(device: torch.device, flag: str) -> None:
 
 
 @pytest.mark.parametrize("flag", ["foreach", "capturable", "differentiable"])
-def test_adamw_flags_in_any_group(device: torch.device, flag: str) -> None:
+def test_f2_adamw_flags_in_any_group(device: torch.device, flag: str) -> None:
     first, second = parameters(device)
     groups = [{"params": [first]}, {"params": [second], flag: True}]
     assert_refused(torch.optim.AdamW(groups), f"param group 1 .*{flag}=True")

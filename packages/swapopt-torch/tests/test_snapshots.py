@@ -134,8 +134,8 @@ def test_loading_never_writes_to_a_snapshot(device: torch.device, packed: bool) 
     assert_same_checkpoint(snapshot, copied)
 
 
-def test_nothing_moves_to_the_device(device: torch.device, packed: bool) -> None:
-    """C6, M7: device bytes are the same after step, save and load."""
+def test_c4_c6_m7_nothing_moves_to_the_device(device: torch.device, packed: bool) -> None:
+    """Device bytes are the same after step, save and load; plain types and tensors only."""
     parameters, optimizer = make(device, packed)
     train(parameters, optimizer, 0)
     module = torch.get_device_module(device)

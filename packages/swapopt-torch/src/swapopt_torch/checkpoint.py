@@ -84,11 +84,6 @@ class Loaded:
     groups: list[ParamGroup]
     fills: list[tuple[torch.Tensor, torch.Tensor]]
 
-    def fill_mirrors(self) -> None:
-        """Write the values; host to host."""
-        for mirror, value in self.fills:
-            mirror.copy_(value)
-
 
 def check_is_one(saved: object) -> None:
     """Raise SwapConfigError if something is no optimizer's checkpoint at all."""
@@ -100,8 +95,8 @@ def check_is_one(saved: object) -> None:
         else type(saved).__name__
     )
     raise SwapConfigError(
-        "load_state_dict takes what an optimizer's state_dict() returned, with the keys 'state' and "
-        f"'param_groups'; found {found}."
+        "load_state_dict takes what an optimizer's state_dict() returned, with the keys "
+        f"'state' and 'param_groups'; found {found}."
     )
 
 
@@ -166,6 +161,11 @@ def _check_states(param: torch.Tensor, name: str, entries: Mapping[str, object])
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             raise SwapConfigError(
                 f"{key} of {name} is no dense tensor in the checkpoint but {type(value).__name__}."
+            )
+        if value.device.type == "meta":
+            raise SwapConfigError(
+                f"{key} of {name} is on the meta device in the checkpoint and has no values. Load "
+                'it with map_location="cpu".'
             )
         if value.shape != param.shape:
             raise SwapConfigError(

@@ -23,7 +23,7 @@ from swapopt_torch.movement import (
 from swapopt_torch.packed import PackedMovement
 from swapopt_torch.per_tensor import PerTensorMovement
 from swapopt_torch.pipeline import PipelineSwapRuntime, offload_states
-from swapopt_torch.streams import copy_streams
+from swapopt_torch.streams import CallersStreams, copy_streams
 
 
 class SwapEngine:
@@ -233,7 +233,12 @@ class SwapEngine:
                 slot.cpu_tensor.copy_(tensor)
             move_slots(slots, SlotState.HOST)
             return
-        event = offload_states(states, copy_streams(device), synchronous=self._synchronous)
+        callers = CallersStreams([device])
+        try:
+            event = offload_states(states, copy_streams(device), synchronous=self._synchronous)
+        except BaseException:
+            callers.restore()
+            raise
         move_slots(slots, SlotState.HOST, event)
         if device not in self.layout.devices:
             # Its states were somewhere else than its parameters: nobody would wait for it later.
@@ -252,6 +257,7 @@ class SwapEngine:
                 # Nothing to move here. A batch without states would break the chain of hand-overs
                 # from one owner of a staging arena to the next, so its units join the one before.
                 batches[-1].units.extend(found)
+                batches[-1].units.sort(key=lambda unit: unit.adapter_index)  # one call per group
         return batches
 
     def _parts(self, batch: Batch, units: list[TorchUnit]) -> list[DevicePart]:

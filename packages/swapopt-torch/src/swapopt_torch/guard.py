@@ -27,8 +27,8 @@ def mark_swapped(optimizer: torch.optim.Optimizer) -> None:
     _swapped_bases.add(optimizer)
 
 
-def take_step_away(optimizer: torch.optim.Optimizer) -> Callable[..., object] | None:
-    """Let the wrapped optimizer refuse to step; return what was patched over its step before."""
+def take_step_away(optimizer: torch.optim.Optimizer) -> None:
+    """Let the wrapped optimizer refuse to step."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise RuntimeError(
@@ -38,15 +38,13 @@ def take_step_away(optimizer: torch.optim.Optimizer) -> Callable[..., object] | 
 
     # A scheduler that was made before wrapping looks for its own patch here.
     refuse._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    patched: Callable[..., object] | None = vars(optimizer).get("step")
     _swapped_bases.add(optimizer)
     optimizer.step = refuse  # type: ignore[method-assign]
-    return patched
 
 
 def give_step_back(optimizer: torch.optim.Optimizer, patched: Callable[..., object] | None) -> None:
-    """Undo `take_step_away`."""
+    """Undo `take_step_away`, done or not; ``patched`` was over the class's step before it."""
     _swapped_bases.discard(optimizer)
-    del optimizer.step
+    vars(optimizer).pop("step", None)
     if patched is not None:
         vars(optimizer)["step"] = patched

@@ -96,10 +96,21 @@ class TorchSwapOptimizer(DelegatingOptimizer):
         self._adapter.register_units()
         # Warnings come before anything changes: they may be errors.
         announce.warn_of_no_effect(config, self._adapter.units)
-        self._attach()
-        self._base_step = guard.take_step_away(optimizer)
         self._unswapped = False
-        guard.mark_swapped(self)
+        # What an interruption may leave to be done: mirrors that moved away from a snapshot and
+        # are not in the state yet, and loaded values that are not in their mirrors yet.
+        self._unexposed = False
+        self._fills: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._base_step = vars(optimizer).get("step")
+        try:
+            self._attach()
+            guard.take_step_away(optimizer)
+            guard.mark_swapped(self)
+        except BaseException:
+            self._engine.settle()
+            self._adapter.restore_states()
+            guard.give_step_back(optimizer, self._base_step)
+            raise
 
     @_disable_dynamo
     def unswap(self) -> torch.optim.Optimizer:
@@ -114,11 +125,12 @@ class TorchSwapOptimizer(DelegatingOptimizer):
         self._check_not_unswapped()
         self.synchronize()
         self._adapter.restore_states()
-        self._engine.release()
         guard.give_step_back(self._base, self._base_step)
+        self._unswapped = True
         # A scheduler made on this object cannot see the steps to come, and is not to warn of it.
         self._opt_called = True
-        self._unswapped = True
+        self._adapter.units = []
+        self._engine.release()
         return self._base
 
     def _check_not_unswapped(self) -> None:
@@ -136,12 +148,13 @@ class TorchSwapOptimizer(DelegatingOptimizer):
         Blocks the host until the last step's offloads are done, and not at all if they are.
         Tensors taken from it stay in place; the next step writes to them.
         """
-        self._engine.settle()
+        self.synchronize()
         return self._base.state
 
     @state.setter
     def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
         self._check_not_unswapped()
+        self.synchronize()
         self._base.state = state
         self._attach()
 
@@ -149,10 +162,23 @@ class TorchSwapOptimizer(DelegatingOptimizer):
     def synchronize(self) -> None:
         """Block the host until the last step's offloads are done.
 
-        Afterwards the wrapped optimizer's own ``state``, and tensors taken from ``state`` before
-        the step, hold the new values.
+        Afterwards the wrapped optimizer's own ``state`` holds the new values, and so do tensors
+        taken from ``state`` before the step, unless a snapshot was alive in it: then the new
+        values are in new tensors.
         """
         self._engine.settle()
+        self._finish()
+
+    def _finish(self) -> None:
+        """Do what an interruption may have left undone; each part can be done again."""
+        if self._unexposed:
+            for unit in self._adapter.units:
+                self._adapter.expose_mirrors(unit)
+            self._unexposed = False
+        while self._fills:
+            mirror, value = self._fills[-1]
+            mirror.copy_(value)
+            self._fills.pop()
 
     @_disable_dynamo
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -185,7 +211,8 @@ class TorchSwapOptimizer(DelegatingOptimizer):
 
     def _step(self) -> None:
         adapter, engine = self._adapter, self._engine
-        mirrors_may_move = engine.has_lent
+        if self._unexposed or self._fills:
+            self.synchronize()
         # torch's GradScaler sets these on the optimizer it steps, and deletes them afterwards.
         adapter.grad_scale = getattr(self, "grad_scale", None)
         adapter.found_inf = getattr(self, "found_inf", None)
@@ -199,16 +226,15 @@ class TorchSwapOptimizer(DelegatingOptimizer):
                 engine.welcome(newcomers, adapter.units)
                 for unit in newcomers:
                     adapter.create_state(unit)
+            self._unexposed = engine.has_lent
             engine.run(adapter.iter_update_units(), adapter.step_batch)
             adapter.finish_step()
+            self._finish()
         except BaseException:
             # The next step starts from what the state holds, which is complete at any point.
             adapter.invalidate()
             raise
         finally:
-            if mirrors_may_move:
-                for unit in adapter.units:
-                    adapter.expose_mirrors(unit)
             adapter.drop_gradients()
 
     @_disable_dynamo
@@ -221,6 +247,7 @@ class TorchSwapOptimizer(DelegatingOptimizer):
         self._check_not_unswapped()
         if isinstance(param_group, dict):  # torch itself refuses anything else
             self._adapter.refuse_group({**self.defaults, **param_group}, "the added param group")
+        self.synchronize()
         self._base.add_param_group(param_group)
         try:
             self._attach()
@@ -241,13 +268,14 @@ class TorchSwapOptimizer(DelegatingOptimizer):
         """
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
+        state = self.state
         mirrors = self._adapter.mirrors()
 
         def lend(tensor: torch.Tensor) -> torch.Tensor | None:
             slot = mirrors.get(id(tensor))
             return None if slot is None else self._engine.lend(slot)
 
-        state_dict = checkpoint.save(self.param_groups, self.state, lend)
+        state_dict = checkpoint.save(self.param_groups, state, lend)
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
@@ -264,11 +292,13 @@ class TorchSwapOptimizer(DelegatingOptimizer):
                 nothing has changed.
         """
         self._check_not_unswapped()
-        checkpoint.check_is_one(state_dict)
+        if not isinstance(state_dict, dict):
+            checkpoint.check_is_one(state_dict)
         state_dict = state_dict.copy()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
+        checkpoint.check_is_one(state_dict)
         self.synchronize()
         if self._adapter.registration_is_stale():
             self._attach()
@@ -280,7 +310,9 @@ class TorchSwapOptimizer(DelegatingOptimizer):
         except BaseException:
             self._base.__setstate__(before)
             raise
-        loaded.fill_mirrors()
+        # From here on the checkpoint is taken over; an interrupted fill is finished later.
+        self._fills = loaded.fills
+        self._finish()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 

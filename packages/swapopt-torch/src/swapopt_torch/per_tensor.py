@@ -18,11 +18,16 @@ class PerTensorMovement(Movement):
     def acquire(self, position: int, part: DevicePart) -> bool:
         """Restore the storage of every state of the part."""
         del position
-        for slot in part.slots:
-            if slot.device_tensor is None:
-                slot.device_tensor = torch.empty(slot.shape, dtype=slot.dtype, device=slot.device)
-            else:
-                slot.device_tensor.untyped_storage().resize_(slot.storage_nbytes)
+        try:
+            for slot in part.slots:
+                _restore(slot)
+        except torch.OutOfMemoryError as error:
+            nbytes = sum(slot.storage_nbytes for slot in part.slots)
+            raise torch.OutOfMemoryError(
+                f"The states of a batch, {nbytes:,} bytes, do not fit on {part.streams.device}; a "
+                "step holds two batches. A larger swap_times makes them smaller, down to the "
+                f"states of one parameter. ({error})"
+            ) from error
         return True
 
     def pieces(self, position: int, part: DevicePart, moved: RegionMoves) -> Sequence[Piece]:
@@ -51,6 +56,13 @@ class PerTensorMovement(Movement):
             for slot in part.slots:
                 if slot.device_tensor is not None:
                     slot.device_tensor.untyped_storage().resize_(0)
+
+
+def _restore(slot: TorchSlot) -> None:
+    if slot.device_tensor is None:
+        slot.device_tensor = torch.empty(slot.shape, dtype=slot.dtype, device=slot.device)
+    else:
+        slot.device_tensor.untyped_storage().resize_(slot.storage_nbytes)
 
 
 def _device_tensor(slot: TorchSlot) -> torch.Tensor:

@@ -119,6 +119,8 @@ class PipelineSwapRuntime:
         exposed_ms += sum(events.leaving.elapsed_time(events.left) for events in self._left)
         h2d_ms = sum(events.prefetching.elapsed_time(events.prefetched) for events in self._used)
         d2h_ms = sum(events.offloading.elapsed_time(events.offloaded) for events in self._used)
+        if self._synchronous:
+            exposed_ms = h2d_ms + d2h_ms  # the host waited, and no update was issued meanwhile
         return StepTimes(h2d_ms * 1e-3, d2h_ms * 1e-3, exposed_ms * 1e-3)
 
     def _execute(self, verb: Verb, position: int) -> None:

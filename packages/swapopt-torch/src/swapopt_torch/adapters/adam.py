@@ -30,7 +30,6 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
 
     optimizer_class: ClassVar[type[torch.optim.Adam]]
     further_keys = ("step",)
-    _checked_fused: list[bool] | None = None
 
     @classmethod
     def matches(cls, optimizer: object) -> bool:
@@ -45,28 +44,26 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
     def validate(self) -> None:
         """Refuse groups, state keys and step counters that cannot be served."""
         super().validate()
-        self._check_step_devices()
-
-    def prepare_step(self) -> None:
-        """Collect the gradients; look after the step counters if ``fused`` was switched."""
-        super().prepare_step()
-        self._check_step_devices()
-
-    def _check_step_devices(self) -> None:
-        fused = [bool(group["fused"]) for group in self._groups]
-        if fused == self._checked_fused:
-            return
-        states = self._optimizer.state
         for index, group in enumerate(self._groups):
             for position, param in enumerate(group["params"] if group["fused"] else ()):
-                step = states.get(param, {}).get("step")
-                if isinstance(step, torch.Tensor) and step.device != param.device:
-                    raise SwapConfigError(
-                        f"step of {param_name(group, index, position)} is on {step.device}, but "
-                        f"its group is fused: the kernel reads it on {param.device}. Set fused "
-                        "before the first step, or load the optimizer's own state_dict() after it."
-                    )
-        self._checked_fused = fused
+                self._check_step(param, param_name(group, index, position))
+
+    def prepare_step(self) -> None:
+        """Collect the gradients; see that a fused update finds its step counters."""
+        super().prepare_step()
+        fused = [group["fused"] for group in self._groups]
+        for unit in self._active:
+            if fused[unit.adapter_index]:
+                self._check_step(unit.param, unit.name)
+
+    def _check_step(self, param: torch.Tensor, name: str) -> None:
+        step = self._optimizer.state.get(param, {}).get("step")
+        if isinstance(step, torch.Tensor) and step.device != param.device:
+            raise SwapConfigError(
+                f"step of {name} is on {step.device}, but its group is fused: the kernel reads "
+                f"it on {param.device}. Move it there; set fused before the first step; or load "
+                "the optimizer's own state_dict() after it."
+            )
 
     def first_entries(self, unit: TorchUnit, group: ParamGroup) -> dict[str, torch.Tensor]:
         """Make the step counter where torch keeps it.

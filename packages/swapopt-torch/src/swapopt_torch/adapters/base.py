@@ -214,15 +214,16 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
 
     def restore_states(self) -> None:
         """Put device tensors with the mirrors' values into the optimizer's state, for good."""
+        states = self._optimizer.state
         restored = [
             (unit, slot, slot.cpu_tensor.to(slot.device))
             for unit in self.units
             for slot in unit.swapped()
             if slot.cpu_tensor is not None
+            and states.get(unit.param, {}).get(slot.name) is slot.cpu_tensor
         ]
         for unit, slot, tensor in restored:
-            self._optimizer.state[unit.param][slot.name] = tensor
-        self.units = []
+            states[unit.param][slot.name] = tensor
 
     def step_batch(self, batch: Sequence[TorchUnit]) -> None:
         """Update a batch with one functional call per parameter group in it."""
