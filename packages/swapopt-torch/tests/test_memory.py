@@ -204,8 +204,14 @@ def test_m4_the_bound_is_logged_once_at_wrap(
         give_gradients(parameters)
         for _ in range(3):
             optimizer.step()
-    (record,) = caplog.records
-    assert f"{optimizer.swap_stats().bound_nbytes:,} bytes" in record.getMessage()
+        (record,) = caplog.records
+        assert f"{optimizer.swap_stats().bound_nbytes:,} bytes" in record.getMessage()
+        # Said again when the layout changes, and only then.
+        optimizer.add_param_group({"params": make_parameters(device, [100_000])})
+        for _ in range(3):
+            optimizer.step()
+    assert len(caplog.records) == 2
+    assert f"{optimizer.swap_stats().bound_nbytes:,} bytes" in caplog.records[1].getMessage()
 
 
 def test_m5_reserved_memory_is_flat(device: torch.device, packed: bool) -> None:

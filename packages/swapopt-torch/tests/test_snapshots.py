@@ -68,6 +68,20 @@ def test_c2_later_steps_change_nothing_in_a_snapshot(device: torch.device, packe
         assert_same_bits(one, twin, "parameter")
 
 
+def test_c2_hyperparameters_are_copied(device: torch.device, packed: bool) -> None:
+    parameters = [nn.Parameter(torch.ones(2048, device=device))]
+    rate = torch.tensor(0.01)
+    optimizer = swap_optimizer(
+        torch.optim.AdamW(parameters, rate, foreach=False), SwapOptimizerConfig(packed_swap=packed)
+    )
+    train(parameters, optimizer, 0)
+    snapshot = optimizer.state_dict()
+    rate.fill_(5.0)
+    optimizer.param_groups[0]["betas"] = (0.1, 0.2)
+    assert snapshot["param_groups"][0]["lr"].item() == pytest.approx(0.01)
+    assert snapshot["param_groups"][0]["betas"] == (0.9, 0.999)
+
+
 def test_one_tensor_kept_is_enough(device: torch.device, packed: bool) -> None:
     parameters, optimizer = make(device, packed)
     train(parameters, optimizer, 0)

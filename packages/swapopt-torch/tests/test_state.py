@@ -198,6 +198,8 @@ def test_deepcopy_and_pickle_are_pinned_again(device: torch.device, packed: bool
     thawed = pickle.loads(pickle.dumps(optimizer))
     for other in (twin, thawed):
         assert isinstance(other, TorchSwapOptimizer)
+        assert other.swap_stats().packed is packed
+        assert other.swap_stats().batches == 3
         own = other.param_groups[0]["params"]
         train(own, other, 1)
         assert all(state["exp_avg"].is_pinned() for state in other.state.values())
@@ -205,6 +207,24 @@ def test_deepcopy_and_pickle_are_pinned_again(device: torch.device, packed: bool
     for other in (twin, thawed):
         for one, parameter in zip(other.param_groups[0]["params"], parameters, strict=True):
             assert_same_bits(one, parameter, "parameter of the copy")
+
+
+def test_copies_keep_the_options(
+    device: torch.device, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was passed beside the configuration is passed again."""
+    parameters = [nn.Parameter(torch.ones(2048, device=device))]
+    optimizer = swap_optimizer(
+        torch.optim.AdamW(parameters),
+        SwapOptimizerConfig(packed_swap=packed),
+        synchronous=True,
+        pageable_fallback=True,
+    )
+    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert other._options == {"synchronous": True, "pageable_fallback": True}
+        assert other._config == optimizer._config
+        train(other.param_groups[0]["params"], other, 1)
+        assert other.swap_stats().last_times.hidden_share == 0
 
 
 def test_a_model_moved_after_wrapping(device: torch.device, packed: bool) -> None:
