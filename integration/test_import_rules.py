@@ -14,7 +14,7 @@ TORCH = PACKAGES / "swapopt-torch" / "src" / "swapopt_torch"
 # The modules of swapopt_torch from the bottom up: each may import those of earlier floors only.
 FLOORS = [
     {"streams", "guard", "device_traits", "optim.step_counts"},
-    {"pinning", "optim.adamw"},
+    {"cutting", "pinning", "optim.adamw"},
     {"host_memory"},
     {"layout"},
     {"residency", "movement", "stats", "optim"},

@@ -3,7 +3,8 @@
 torch's pinned allocators round every request up to a power of two. Where the device lets us
 register memory of our own (see `device_traits`) a region is an anonymous mapping, a whole number
 of pages, registered with the device: the kernel hands it out as zeros, so states are born there
-without being written. Elsewhere a region is one pinned allocation.
+without being written. Elsewhere a region is one pinned allocation, and states are divided among
+several regions so that rounding costs little (see `cutting`).
 """
 
 from __future__ import annotations
@@ -125,6 +126,11 @@ def allocate_region(
         warnings.warn(f"swapopt: {found}. They go on in pageable memory: slower.", stacklevel=2)
         buffer = mmap.mmap(-1, max(nbytes, 1))
     return HostRegion(buffer, dtype, numel)
+
+
+def registers_memory(device: torch.device) -> bool:
+    """Say whether a region is pinned at its exact size, rather than taken in rounded blocks."""
+    return traits_of(device).find_registrar(device) is not None
 
 
 def available_host_nbytes() -> int | None:

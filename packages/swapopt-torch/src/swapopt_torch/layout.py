@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
 
 import torch
 
 from swapopt_common import SwapSlot, UpdateUnit, partition
-from swapopt_torch.host_memory import HostRegion, aligned_numel, allocate_region
+from swapopt_torch.cutting import cut_to_fit
+from swapopt_torch.host_memory import (
+    HostRegion,
+    aligned_numel,
+    allocate_region,
+    registers_memory,
+)
 
 ARENA_ALIGNMENT_BYTES = 512
 
@@ -226,19 +233,25 @@ def _fewest_batches(units: Sequence[TorchUnit], most_nbytes: int) -> list[list[T
 def _place(
     slots: Sequence[TorchSlot], *, pageable_fallback: bool
 ) -> list[tuple[TorchSlot, HostRegion, int]]:
-    """Allocate one region per dtype and return each slot's region and element offset."""
-    offsets: list[int] = []
-    sizes: dict[torch.dtype, int] = {}
-    device_of: dict[torch.dtype, torch.device] = {}
+    """Allocate regions of one dtype each; return each slot's region and element offset."""
+    by_dtype: dict[torch.dtype, list[TorchSlot]] = {}
     for slot in slots:
-        offset = sizes.get(slot.dtype, 0)
-        offsets.append(offset)
-        sizes[slot.dtype] = offset + aligned_numel(slot.numel, slot.dtype)
-        device_of.setdefault(slot.dtype, slot.device)
-    regions = {
-        dtype: allocate_region(dtype, numel, device_of[dtype], pageable_fallback=pageable_fallback)
-        for dtype, numel in sizes.items()
-    }
-    return [
-        (slot, regions[slot.dtype], offset) for slot, offset in zip(slots, offsets, strict=True)
-    ]
+        by_dtype.setdefault(slot.dtype, []).append(slot)
+    placed: list[tuple[TorchSlot, HostRegion, int]] = []
+    for dtype, row in by_dtype.items():
+        device = row[0].device
+        for run in _regions_of(row, device):
+            ends = [0, *accumulate(aligned_numel(slot.numel, dtype) for slot in run)]
+            region = allocate_region(dtype, ends[-1], device, pageable_fallback=pageable_fallback)
+            placed.extend((slot, region, offset) for slot, offset in zip(run, ends, strict=False))
+    return placed
+
+
+def _regions_of(row: list[TorchSlot], device: torch.device) -> Iterable[list[TorchSlot]]:
+    """Divide slots of one dtype among regions: one, unless pinned memory comes in blocks."""
+    if registers_memory(device):
+        return [row]
+    itemsize = row[0].dtype.itemsize
+    lengths = cut_to_fit([aligned_numel(slot.numel, slot.dtype) * itemsize for slot in row])
+    rest = iter(row)
+    return [list(islice(rest, length)) for length in lengths]
