@@ -307,11 +307,12 @@ class TorchSwapOptimizer(DelegatingOptimizer):
         try:
             self._base.__setstate__({"state": loaded.state, "param_groups": loaded.groups})
             self._attach()
+            # From here on the checkpoint is taken over; an interrupted fill is finished later.
+            self._fills = loaded.fills
         except BaseException:
+            self._fills = []
             self._base.__setstate__(before)
             raise
-        # From here on the checkpoint is taken over; an interrupted fill is finished later.
-        self._fills = loaded.fills
         self._finish()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)

@@ -54,7 +54,8 @@ class StepTimes:
     def hidden_share(self) -> float:
         """Share of the transfer time, both directions added up, that no update waited for."""
         transfer_seconds = self.h2d_seconds + self.d2h_seconds
-        return 1.0 - self.exposed_seconds / transfer_seconds if transfer_seconds else 1.0
+        exposed_share = self.exposed_seconds / transfer_seconds if transfer_seconds else 0.0
+        return max(0.0, 1.0 - exposed_share)
 
 
 @dataclass(frozen=True, slots=True)
