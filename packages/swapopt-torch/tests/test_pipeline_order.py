@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swapopt_torch.schedule import WINDOW, Action, Verb, schedule
+from swapopt_torch.layout import WINDOW
+from swapopt_torch.schedule import Action, Verb, schedule
 
 PER_TENSOR = {
     0: "",

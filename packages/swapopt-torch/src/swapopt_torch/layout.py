@@ -23,6 +23,9 @@ from swapopt_torch.host_memory import (
 
 ARENA_ALIGNMENT_BYTES = 512
 
+WINDOW = 2
+"""Batches of states that may be on the device at a time; packed, each has a staging arena."""
+
 
 @dataclass(eq=False, slots=True)
 class TorchSlot(SwapSlot[torch.Tensor, torch.Event]):
@@ -95,15 +98,16 @@ def packed_nbytes(slots: Iterable[TorchSlot]) -> int:
     for slot in slots:
         nbytes = aligned_numel(slot.numel, slot.dtype) * slot.dtype.itemsize
         per_dtype[slot.dtype] = per_dtype.get(slot.dtype, 0) + nbytes
-    return sum(_round_up(nbytes) for nbytes in per_dtype.values())
+    return sum(round_up(nbytes) for nbytes in per_dtype.values())
 
 
 def separate_nbytes(slots: Iterable[TorchSlot]) -> int:
     """Return the device bytes the slots take in storages of their own (512-byte blocks)."""
-    return sum(_round_up(slot.storage_nbytes) for slot in slots)
+    return sum(round_up(slot.storage_nbytes) for slot in slots)
 
 
-def _round_up(nbytes: int) -> int:
+def round_up(nbytes: int) -> int:
+    """Round bytes up to a multiple of 512."""
     return -(-nbytes // ARENA_ALIGNMENT_BYTES) * ARENA_ALIGNMENT_BYTES
 
 
@@ -140,12 +144,12 @@ class SwapLayout:
         if self.packed:
             return self.arena_count * self.arena_nbytes
         sizes = sorted(separate_nbytes(_swapped_of(batch)) for batch in self.batches)
-        return sum(sizes[-2:])
+        return sum(sizes[-WINDOW:])
 
     @property
     def arena_count(self) -> int:
         """How many staging arenas a step takes at most: two, or one for a single batch."""
-        return min(2, sum(1 for batch in self.batches if _swapped_of(batch)))
+        return min(WINDOW, sum(1 for batch in self.batches if _swapped_of(batch)))
 
     def explain_arenas(self) -> str:
         """Return what a user needs to know when the arenas do not fit."""
@@ -214,7 +218,7 @@ class SwapLayout:
 
 
 def _swapped_of(batch: Batch) -> list[TorchSlot]:
-    return [slot for unit in batch.units for slot in unit.slots if slot.swappable]
+    return [slot for unit in batch.units for slot in unit.swapped()]
 
 
 def _fewest_batches(units: Sequence[TorchUnit], most_nbytes: int) -> list[list[TorchUnit]]:

@@ -11,15 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from swapopt_torch.host_memory import HostRegion, aligned_numel
-from swapopt_torch.layout import (
-    ARENA_ALIGNMENT_BYTES,
-    Batch,
-    SwapLayout,
-    TorchSlot,
-)
+from swapopt_torch.layout import WINDOW, Batch, SwapLayout, TorchSlot, round_up
 from swapopt_torch.movement import DevicePart, Movement, Piece, RegionMoves
-
-ARENA_COUNT = 2
 
 
 class _Arena:
@@ -61,8 +54,8 @@ class _BatchPlan:
     def __init__(self, batch: Batch) -> None:
         self.version = batch.version
         self.offsets_bytes: dict[TorchSlot, int] = {}
-        self._views: list[dict[TorchSlot, torch.Tensor]] = [{} for _ in range(ARENA_COUNT)]
-        self._whole_pieces: list[list[Piece] | None] = [None] * ARENA_COUNT
+        self._views: list[dict[TorchSlot, torch.Tensor]] = [{} for _ in range(WINDOW)]
+        self._whole_pieces: list[list[Piece] | None] = [None] * WINDOW
         self._lay_out(batch)
 
     def _lay_out(self, batch: Batch) -> None:
@@ -79,7 +72,7 @@ class _BatchPlan:
             by_dtype.setdefault(region.flat.dtype, []).extend(slots)
         offset_bytes = 0
         for dtype, slots in by_dtype.items():
-            offset_bytes = -(-offset_bytes // ARENA_ALIGNMENT_BYTES) * ARENA_ALIGNMENT_BYTES
+            offset_bytes = round_up(offset_bytes)
             for slot in slots:
                 self.offsets_bytes[slot] = offset_bytes
                 offset_bytes += aligned_numel(slot.numel, dtype) * dtype.itemsize
@@ -147,13 +140,13 @@ class PackedMovement(Movement):
     def __init__(self, layout: SwapLayout) -> None:
         (device,) = layout.devices
         self._layout = layout
-        self._arenas = [_Arena(device) for _ in range(ARENA_COUNT)]
+        self._arenas = [_Arena(device) for _ in range(WINDOW)]
         self._plans: dict[Batch, _BatchPlan] = {}
 
     def acquire(self, position: int, part: DevicePart) -> bool:
         """Allocate the arena of this position unless an earlier batch left it."""
         del part
-        arena = self._arenas[position % ARENA_COUNT]
+        arena = self._arenas[position % WINDOW]
         if not arena.is_empty:
             return False
         try:
@@ -164,12 +157,12 @@ class PackedMovement(Movement):
 
     def pieces(self, position: int, part: DevicePart, moved: RegionMoves) -> Sequence[Piece]:
         """Return one copy per dtype and contiguous run."""
-        index = position % ARENA_COUNT
+        index = position % WINDOW
         return self._plan(part).pieces(index, self._arenas[index], part, moved)
 
     def bind(self, position: int, part: DevicePart) -> None:
         """Let the update see the views of the arena."""
-        index = position % ARENA_COUNT
+        index = position % WINDOW
         views = self._plan(part).views(index, self._arenas[index])
         for slot in part.slots:
             slot.tensor = views[slot]
@@ -177,7 +170,7 @@ class PackedMovement(Movement):
     def release(self, position: int, part: DevicePart, readers: Sequence[torch.Stream]) -> None:
         """Empty the arena of this position."""
         del part
-        self._arenas[position % ARENA_COUNT].free(readers)
+        self._arenas[position % WINDOW].free(readers)
 
     def release_all(self, parts: Sequence[DevicePart]) -> None:
         """Empty both arenas."""

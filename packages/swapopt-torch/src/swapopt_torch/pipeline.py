@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from swapopt_common import SlotState, SwapStepError, move_slots
-from swapopt_torch.layout import TorchSlot, TorchUnit
+from swapopt_torch.layout import WINDOW, TorchSlot, TorchUnit
 from swapopt_torch.movement import (
     STAY,
     BatchEvents,
@@ -17,7 +17,7 @@ from swapopt_torch.movement import (
     RegionMoves,
     StepBatch,
 )
-from swapopt_torch.schedule import WINDOW, Verb, schedule
+from swapopt_torch.schedule import Verb, schedule
 from swapopt_torch.stats import StepTimes, TransferCounts
 from swapopt_torch.streams import CallersStreams, CopyStreams, Edge, compute_stream, wait
 

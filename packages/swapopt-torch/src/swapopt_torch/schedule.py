@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-WINDOW = 2
-"""Batches of states that may be on the device at a time."""
+from swapopt_torch.layout import WINDOW
 
 
 class Verb(str, Enum):
