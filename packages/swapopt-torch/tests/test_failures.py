@@ -21,7 +21,7 @@ from swapopt_torch import (
 from swapopt_torch.packed import PackedMovement
 from swapopt_torch.per_tensor import PerTensorMovement
 from swapopt_torch.pinning import Lease
-from training import allocated, assert_same_bits, fail_at
+from training import allocated, assert_same_bits, capped, fail_at
 
 COUNT = 8  # two parameters in each of four batches
 
@@ -184,28 +184,25 @@ def test_memory_for_an_arena_is_explained(device: torch.device, device_type: str
     pair = Step(device, True)
     pair.step_both(0)
     pair.give_gradients(1)
-    module = torch.get_device_module(device)
-    module.set_capacity(allocated(device) + 1000, device)
-    try:
-        with pytest.raises(
+    with (
+        capped(device, allocated(device) + 1000),
+        pytest.raises(
             torch.OutOfMemoryError, match=r"takes 2 of 65,536 bytes\. A larger swap_times makes"
-        ):
-            pair.optimizer.step()
-    finally:
-        module.set_capacity(None, device)
+        ),
+    ):
+        pair.optimizer.step()
     pair.step_both(1)
 
     one = [nn.Parameter(torch.ones(4096, device=device))]
     optimizer = swap_optimizer(torch.optim.AdamW(one))
     one[0].grad = torch.ones_like(one[0])
-    module.set_capacity(allocated(device) + 1000, device)
-    try:
-        with pytest.raises(
+    with (
+        capped(device, allocated(device) + 1000),
+        pytest.raises(
             torch.OutOfMemoryError, match=r"takes 1 of 32,768 bytes\. That is what the largest"
-        ):
-            optimizer.step()
-    finally:
-        module.set_capacity(None, device)
+        ),
+    ):
+        optimizer.step()
 
 
 def test_memory_for_a_batch_is_explained(device: torch.device, device_type: str) -> None:
@@ -214,13 +211,11 @@ def test_memory_for_a_batch_is_explained(device: torch.device, device_type: str)
     pair = Step(device, False)
     pair.step_both(0)
     pair.give_gradients(1)
-    module = torch.get_device_module(device)
-    module.set_capacity(allocated(device) + 1000, device)
-    try:
-        with pytest.raises(torch.OutOfMemoryError, match=r"batch, 65,536 bytes.*swap_times"):
-            pair.optimizer.step()
-    finally:
-        module.set_capacity(None, device)
+    with (
+        capped(device, allocated(device) + 1000),
+        pytest.raises(torch.OutOfMemoryError, match=r"batch, 65,536 bytes.*swap_times"),
+    ):
+        pair.optimizer.step()
     pair.step_both(1)
 
 

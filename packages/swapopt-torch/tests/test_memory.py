@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from swapopt_torch import SwapOptimizerConfig, TorchSwapOptimizer, swap_optimizer
-from training import allocated
+from training import allocated, capped
 
 BLOCK = 512
 
@@ -159,7 +159,6 @@ def test_m2_first_step_where_the_states_do_not_fit(
 ) -> None:
     if device_type != "virtual":
         pytest.skip("only the virtual accelerator takes a capacity")
-    module = torch.get_device_module(device)
     parameters = make_parameters(device, [100_000] * 16)
     give_gradients(parameters)
     optimizer = make_swapped(parameters, packed, 16)
@@ -167,14 +166,11 @@ def test_m2_first_step_where_the_states_do_not_fit(
     assert bound < 2 * 4 * 100_000 * 16 / 7
     step_counters = 16 * BLOCK
     capacity = allocated(device) + bound + step_counters
-    module.set_capacity(capacity, device)
-    try:
+    with capped(device, capacity):
         optimizer.step()
         native = torch.optim.AdamW(parameters, fused=True)
         with pytest.raises(torch.OutOfMemoryError):
             native.step()
-    finally:
-        module.set_capacity(None, device)
 
 
 def test_m4_the_bound_holds_for_two_optimizers_in_turn(device: torch.device, packed: bool) -> None:

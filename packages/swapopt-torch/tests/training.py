@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -116,6 +117,17 @@ def allocated(device: torch.device) -> int:
     module.synchronize(device)
     nbytes: int = module.memory_allocated(device)
     return nbytes
+
+
+@contextmanager
+def capped(device: torch.device, nbytes: int) -> Iterator[None]:
+    """Give the virtual device so many bytes of memory for a while."""
+    module = torch.get_device_module(device)
+    module.set_capacity(nbytes, device)
+    try:
+        yield
+    finally:
+        module.set_capacity(None, device)
 
 
 def collect(run: Run, parameters: Sequence[torch.Tensor]) -> None:
