@@ -4,15 +4,17 @@ import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 PACKAGES = Path(__file__).parents[1] / "packages"
 COMMON = PACKAGES / "swapopt-common" / "src" / "swapopt_common"
 TORCH = PACKAGES / "swapopt-torch" / "src" / "swapopt_torch"
+MINDSPORE = PACKAGES / "swapopt-mindspore" / "src" / "swapopt_mindspore"
 
-# The modules of swapopt_torch from the bottom up: each may import those of earlier floors only.
-FLOORS = [
+# A backend's modules from the bottom up: each may import those of earlier floors only.
+TORCH_FLOORS = [
     {"streams", "guard", "device_traits", "optim.step_counts"},
     {"cutting", "pinning", "optim.adamw"},
     {"host_memory"},
@@ -31,8 +33,33 @@ FLOORS = [
     {"optimizer"},
     {""},
 ]
+MINDSPORE_FLOORS = [
+    {"device"},
+    {"slots"},
+    {"layout", "residency", "adapters.state_keys"},
+    {"adapters.base"},
+    {"adapters.adam", "adapters.adam_weight_decay", "adapters.mindformers_adamw"},
+    {"adapters"},
+    {""},
+]
 # What users of the command line need, and nobody else.
-EXTRAS = {"virtual", "cli", "demo", "__main__"}
+EXTRAS = {"virtual", "emulated", "cli", "demo", "__main__"}
+
+
+class Training(NamedTuple):
+    """A source file that training uses, and the backend it belongs to."""
+
+    source: Path
+    package: Path
+    framework: set[str]
+    floors: list[set[str]]
+
+    @property
+    def name(self) -> str:
+        return module_name(self.source, self.package)
+
+    def __str__(self) -> str:
+        return f"{self.package.name}.{self.name}"
 
 
 def imports_of(source: Path) -> Iterator[str]:
@@ -68,11 +95,16 @@ def module_name(source: Path, package: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def training_modules() -> list[Path]:
+def training_modules() -> list[Training]:
+    backends = [
+        (TORCH, {"torch"}, TORCH_FLOORS),
+        (MINDSPORE, {"mindspore", "numpy"}, MINDSPORE_FLOORS),
+    ]
     return [
-        source
-        for source in sorted(TORCH.rglob("*.py"))
-        if module_name(source, TORCH).split(".")[0] not in EXTRAS
+        Training(source, package, framework, floors)
+        for package, framework, floors in backends
+        for source in sorted(package.rglob("*.py"))
+        if module_name(source, package).split(".")[0] not in EXTRAS
     ]
 
 
@@ -83,28 +115,28 @@ def test_common_imports_the_standard_library_only() -> None:
             assert top in sys.stdlib_module_names or top == "swapopt_common", f"{source}: {name}"
 
 
-@pytest.mark.parametrize("source", training_modules(), ids=lambda path: module_name(path, TORCH))
-def test_training_code_imports_torch_and_common_only(source: Path) -> None:
-    allowed = {"torch", "swapopt_common", "swapopt_torch"}
-    for name in imports_of(source):
+@pytest.mark.parametrize("module", training_modules(), ids=str)
+def test_training_code_imports_its_framework_and_common_only(module: Training) -> None:
+    allowed = module.framework | {"swapopt_common", module.package.name}
+    for name in imports_of(module.source):
         top = name.split(".")[0]
-        assert top in sys.stdlib_module_names or top in allowed, f"{source.name} imports {name}"
+        assert top in sys.stdlib_module_names or top in allowed, f"{module} imports {name}"
 
 
-@pytest.mark.parametrize("source", training_modules(), ids=lambda path: module_name(path, TORCH))
-def test_modules_import_downwards(source: Path) -> None:
-    floor_of = {name: floor for floor, names in enumerate(FLOORS) for name in names}
-    own = module_name(source, TORCH)
-    assert own in floor_of, f"give {own} a floor"
-    known = {module_name(path, TORCH) for path in training_modules()} | EXTRAS
-    for name in imports_of(source):
-        if not name.startswith("swapopt_torch"):
+@pytest.mark.parametrize("module", training_modules(), ids=str)
+def test_modules_import_downwards(module: Training) -> None:
+    floor_of = {name: floor for floor, names in enumerate(module.floors) for name in names}
+    assert module.name in floor_of, f"give {module} a floor"
+    package = module.package
+    known = {module_name(path, package) for path in package.rglob("*.py")} | EXTRAS
+    for name in imports_of(module.source):
+        if not name.startswith(package.name):
             continue
-        imported = name.removeprefix("swapopt_torch").removeprefix(".")
+        imported = name.removeprefix(package.name).removeprefix(".")
         if imported not in known or imported == "":
             continue  # a name inside a module; the module itself is yielded, too
-        assert imported not in EXTRAS, f"{own} imports {imported}"
-        assert floor_of[imported] < floor_of[own], f"{own} imports {imported}"
+        assert imported.split(".")[0] not in EXTRAS, f"{module} imports {imported}"
+        assert floor_of[imported] < floor_of[module.name], f"{module} imports {imported}"
 
 
 def test_virtual_imports_nothing_of_the_rest() -> None:

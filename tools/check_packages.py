@@ -63,6 +63,11 @@ PACKAGES = (
         frozenset({"swapopt-common<0.2,>=0.1", "torch>=2.10"}),
         (".py", "/py.typed", ".cpp", ".h"),
     ),
+    Package(
+        "swapopt-mindspore",
+        frozenset({"swapopt-common<0.2,>=0.1", "mindspore>=2.10", "numpy<2"}),
+        (".py", "/py.typed"),
+    ),
 )
 
 
@@ -174,13 +179,14 @@ def main() -> int:
     folder: Path = options.folder.resolve()
     dist = folder / "dist"
     try:
-        wheels = []
+        wheels = {}
         for package in PACKAGES:
             sdist, wheel = build(package, dist)
             check_sdist(package, sdist)
             check_wheel(package, wheel)
-            wheels.append(wheel)
-        check_clean_environment(folder, wheels, options.torch)
+            wheels[package.name] = wheel
+        alone = [wheels["swapopt-common"], wheels["swapopt-torch"]]
+        check_clean_environment(folder, alone, options.torch)
     except (CheckError, subprocess.CalledProcessError) as problem:
         print(f"FAILED: {problem}", file=sys.stderr)
         return 1
