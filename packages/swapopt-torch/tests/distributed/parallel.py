@@ -1,0 +1,163 @@
+"""Parallel training to compare on every rank: natively, packed and per tensor, in turn."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from pool import Rank
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from swapopt_torch import SwapOptimizerConfig, TorchSwapOptimizer, swap_optimizer, virtual
+from swapopt_torch.layout import round_up
+from training import allocated, assert_same_bits
+
+STEPS = 5
+MIN_NUMEL = 1024
+
+
+@dataclass
+class Training:
+    """One model on one rank, ready to train.
+
+    Attributes:
+        module: everything with parameters.
+        optimizers: native ones, over parameters of the module; one for each pipeline stage.
+        give_gradients: runs forward and backward (and clipping, where a case clips) of a step and
+            returns the loss as this rank knows it; a rank without a loss returns any scalar.
+    """
+
+    module: nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    give_gradients: Callable[[int], torch.Tensor]
+
+
+Build = Callable[[Rank], Training]
+
+
+@dataclass
+class Outcome:
+    """What a training left on one rank; device bytes beyond what was there before it.
+
+    ``peak_nbytes`` is the peak of the last step, forward and backward included; ``freed_nbytes``
+    what the swapped states would take natively; ``collectives`` has what was communicated from the second step on, by name and bytes; ``step_ns`` the virtual
+    time of the last step.
+    """
+
+    losses: list[torch.Tensor] = field(default_factory=list)
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    states: dict[str, torch.Tensor] = field(default_factory=dict)
+    collectives: Counter[tuple[str, int]] = field(default_factory=Counter)
+    idle_nbytes: int = 0
+    peak_nbytes: int = 0
+    freed_nbytes: int = 0
+    bound_nbytes: int = 0
+    step_ns: int = 0
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def train(
+    rank: Rank, build: Build, config: SwapOptimizerConfig | None, steps: int = STEPS
+) -> Outcome:
+    """Train for some steps; native without a config, swapped with one."""
+    module = torch.get_device_module(rank.device)
+    before = allocated(rank.device)
+    torch.manual_seed(0)
+    training = build(rank)
+    optimizers = training.optimizers
+    if config is not None:
+        optimizers = [swap_optimizer(optimizer, config) for optimizer in optimizers]
+    outcome = Outcome()
+    for index in range(steps):
+        if index == 1:
+            virtual.clear_timeline()
+        if index == steps - 1:
+            module.synchronize(rank.device)
+            module.reset_peak_memory_stats(rank.device)
+            started_ns = virtual.now_ns()
+        outcome.losses.append(training.give_gradients(index).detach().cpu().clone())
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    module.synchronize(rank.device)
+    outcome.step_ns = virtual.now_ns() - started_ns
+    outcome.peak_nbytes = module.max_memory_allocated(rank.device) - before
+    outcome.collectives = Counter(
+        (row.operation, row.nbytes) for row in virtual.timeline() if row.lane == "collective"
+    )
+    outcome.idle_nbytes = allocated(rank.device) - before
+    _collect(outcome, training.module, optimizers)
+    del training, optimizers, optimizer
+    gc.collect()
+    return outcome
+
+
+def _collect(outcome: Outcome, module: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    """Copy parameters and states of this rank to the CPU."""
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    outcome.parameters = {name: _copied(parameter) for parameter, name in names.items()}
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(optimizer, TorchSwapOptimizer):
+                    outcome.freed_nbytes += _freed_nbytes(key, value)
+                outcome.states[f"{names[parameter]}.{key}"] = _copied(value)
+        if isinstance(optimizer, TorchSwapOptimizer):
+            outcome.bound_nbytes += optimizer.swap_stats().bound_nbytes
+
+
+def _freed_nbytes(key: str, state: torch.Tensor) -> int:
+    """Return the device bytes (512-byte blocks) that a state would take natively, if swapped."""
+    values = local(state)
+    if values.numel() < MIN_NUMEL:
+        return 0
+    assert state.device.type == values.device.type == "cpu", f"{key} is on {state.device}"
+    return round_up(values.nbytes)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return local(tensor.detach()).cpu().clone()
+
+
+def assert_same_outcome(found: Outcome, expected: Outcome) -> None:
+    """Losses, shards, states and communication are the same; the device holds less."""
+    for index, (loss, other) in enumerate(zip(found.losses, expected.losses, strict=True)):
+        assert loss.isfinite(), f"loss of step {index} is {loss}"
+        assert_same_bits(loss, other, f"loss of step {index}")
+    for kind in ("parameters", "states"):
+        ours, theirs = getattr(found, kind), getattr(expected, kind)
+        assert set(ours) == set(theirs), f"{kind}: {set(ours) ^ set(theirs)}"
+        for name, value in ours.items():
+            assert value.isfinite().all(), f"{name} is not finite"
+            assert_same_bits(value, theirs[name], name)
+    assert found.collectives == expected.collectives, "the model communicated something else"
+    assert found.freed_nbytes > 0, "nothing is swapped"
+    assert found.idle_nbytes == expected.idle_nbytes - found.freed_nbytes, (
+        f"{found.idle_nbytes:,} bytes between steps, natively {expected.idle_nbytes:,}, "
+        f"freed {found.freed_nbytes:,}"
+    )
+    assert found.peak_nbytes < expected.peak_nbytes, (
+        f"peak {found.peak_nbytes:,} bytes, natively {expected.peak_nbytes:,}"
+    )
+
+
+def compare(
+    rank: Rank, build: Build, *, swap_times: int = 4, communicates: bool = True, steps: int = STEPS
+) -> dict[str, Outcome]:
+    """Train natively, packed and per tensor; assert that all is the same and return all three."""
+    native = train(rank, build, None, steps)
+    outcomes = {"native": native}
+    assert bool(native.collectives) == communicates, f"collectives: {native.collectives}"
+    for name, packed in (("packed", True), ("per tensor", False)):
+        config = SwapOptimizerConfig(swap_times=swap_times, packed_swap=packed)
+        outcomes[name] = train(rank, build, config, steps)
+        assert_same_outcome(outcomes[name], native)
+    return outcomes
