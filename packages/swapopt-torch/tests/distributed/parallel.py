@@ -44,8 +44,8 @@ class Outcome:
     """What a training left on one rank; device bytes beyond what was there before it.
 
     ``peak_nbytes`` is the peak of the last step, forward and backward included; ``freed_nbytes``
-    what the swapped states would take natively; ``collectives`` has what was communicated from the second step on, by name and bytes; ``step_ns`` the virtual
-    time of the last step.
+    what the swapped states would take natively; ``collectives`` what was communicated from the
+    second step on, by name and bytes; ``step_ns`` the virtual time of the last step.
     """
 
     losses: list[torch.Tensor] = field(default_factory=list)
