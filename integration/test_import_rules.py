@@ -34,7 +34,10 @@ TORCH_FLOORS = [
     {""},
 ]
 MINDSPORE_FLOORS = [
+    {"streams", "host_buffer"},
     {"device"},
+    {"ascend"},
+    {"choice"},
     {"slots"},
     {"layout", "residency", "adapters.state_keys"},
     {"adapters.base"},
