@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from typing import ClassVar
@@ -14,9 +15,10 @@ from mindspore import dtype as mstype
 Bytes = npt.NDArray[np.uint8]
 
 
+@functools.cache
 def numpy_dtype(dtype: mstype.Type) -> np.dtype[np.generic]:
     """Return numpy's name of a MindSpore dtype, bfloat16 included."""
-    found: np.dtype[np.generic] = np.dtype(mstype.dtype_to_nptype(dtype))
+    found: np.dtype[np.generic] = Tensor([0], dtype).asnumpy().dtype
     return found
 
 

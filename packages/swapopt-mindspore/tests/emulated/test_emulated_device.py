@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+import mindspore
 import pytest
 from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
+from steps import adopted, bits, follow, host_tensor, is_all_nan, random
 
+from swapopt_mindspore.choice import resolve_device, using
+from swapopt_mindspore.device import Device
 from swapopt_mindspore.emulated import EmulatedDevice
-from swapopt_mindspore.streams import Edge, wait
 
 DTYPES = [mstype.float32, mstype.float16, mstype.bfloat16]
 
 
-def bits(tensor: Tensor) -> bytes:
-    return bytes(tensor.asnumpy().tobytes())
-
-
-def random(shape: tuple[int, ...], seed: int = 0) -> npt.NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def allocated(device: EmulatedDevice) -> int:
-    return device.memory().allocated_bytes
-
-
-# ---------------------------------------------------------------------- there and back
+# ---------------------------------------------------------------------- copies
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_copy_there_and_back_keeps_every_bit(device: EmulatedDevice, dtype: mstype.Type) -> None:
     values = Tensor(random((3, 5))).astype(dtype)
@@ -34,67 +23,176 @@ def test_a_copy_there_and_back_keeps_every_bit(device: EmulatedDevice, dtype: ms
     there, back = buffer.tensor(0, (3, 5)), buffer.tensor(20, (3, 5))
     there.asnumpy()[...] = values.asnumpy()
     state = device.empty((3, 5), dtype)
-    device.h2d.wait_event(recorded(device, device.compute_stream()))
 
+    follow(device, device.h2d, device.compute_stream())
     device.copy(device.h2d, state, there)
-    device.d2h.wait_event(recorded(device, device.h2d))
+    follow(device, device.d2h, device.h2d)
     device.copy(device.d2h, back, state)
     device.d2h.synchronize()
 
-    assert bits(back) == bits(values)
-    assert bits(state) == bits(values)
-
-
-def recorded(device: EmulatedDevice, stream: object) -> object:
-    event = device.new_event()
-    event.record(stream)
-    return event
+    assert bits(back) == bits(state) == bits(values)
 
 
 def test_a_blocking_copy_is_done_when_it_returns(device: EmulatedDevice) -> None:
-    state = Tensor(random((8,)))
-    device.adopt([state])
+    state = adopted(device, random((8,)))
     mirror = device.allocate_host(8, mstype.float32).tensor(0, (8,))
-
-    wait(device.d2h, recorded(device, device.compute_stream()), Edge.SETTLED)
     device.copy(device.d2h, mirror, state, blocking=True)
-
     assert bits(mirror) == random((8,)).tobytes()
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "found"),
+    [((7,), mstype.float32, r"\(8,\).*\(7,\)"), ((8,), mstype.float16, ".*Float32.*Float16")],
+)
+def test_a_copy_between_unequal_tensors_is_refused(
+    device: EmulatedDevice, shape: tuple[int, ...], dtype: mstype.Type, found: str
+) -> None:
+    mirror = device.allocate_host(8, dtype).tensor(0, shape)
+    with pytest.raises(ValueError, match=f"equal shapes and dtypes, found {found}"):
+        device.copy(device.d2h, mirror, adopted(device, random((8,))))
+
+
+def test_a_copy_inside_the_device_is_refused(device: EmulatedDevice) -> None:
+    first, second = adopted(device, random((8,))), adopted(device, random((8,)))
+    with pytest.raises(RuntimeError, match="is needed in pinned memory and is not there"):
+        device.copy(device.h2d, first, second)
+
+
+# ---------------------------------------------------------------------- updates
 def test_an_adam_step_through_the_device_is_the_step_without_it(device: EmulatedDevice) -> None:
-    def adam() -> tuple[nn.Adam, Parameter, Tensor]:
-        parameter = Parameter(Tensor(random((64, 16))), name="w")
-        return nn.Adam([parameter], 0.01), parameter, Tensor(random((64, 16), 1))
-
-    def update(optimizer: nn.Adam, *tensors: Tensor) -> None:
-        power = [Tensor(value, mstype.float32) for value in (0.9, 0.999)]
-        rate = [Tensor(value, mstype.float32) for value in (0.01, 0.9, 0.999, 1e-8)]
-        optimizer.opt(*tensors[:3], *power, *rate, tensors[3])
-
-    native, native_parameter, gradient = adam()
-    swapped, parameter, _ = adam()
+    native, native_parameter = adam()
+    swapped, parameter = adam()
+    gradient = Tensor(random((64, 16), 1))
+    native_states = [native.moment1[0], native.moment2[0]]
     states = [swapped.moment1[0], swapped.moment2[0]]
     device.adopt([parameter, *states])
-    mirrors = [device.allocate_host(64 * 16, mstype.float32).tensor(0, (64, 16)) for _ in states]
+    mirrors = [host_tensor(device, random((64, 16))) for _ in states]
+    compute = device.compute_stream()
     for _ in range(3):
-        update(native, native_parameter, native.moment1[0], native.moment2[0], gradient)
+        update(native, native_parameter, *native_states, gradient)
         with device.updating("Adam", reads=[gradient], writes=[parameter, *states], launches=1):
             update(swapped, parameter, *states, gradient)
-        wait(device.d2h, recorded(device, device.compute_stream()), Edge.UPDATED)
+        follow(device, device.d2h, compute)
         for mirror, state in zip(mirrors, states, strict=True):
             device.copy(device.d2h, mirror, state)
-        wait(device.compute_stream(), recorded(device, device.d2h), Edge.OFFLOADED)
+        follow(device, compute, device.d2h)
         for state in states:
             device.release(state)
-            assert np.isnan(state.asnumpy()).all()
+            assert is_all_nan(state)
             device.restore(state)
-        wait(device.h2d, recorded(device, device.compute_stream()), Edge.ALLOCATED)
+        follow(device, device.h2d, compute)
         for mirror, state in zip(mirrors, states, strict=True):
             device.copy(device.h2d, state, mirror)
-        wait(device.compute_stream(), recorded(device, device.h2d), Edge.PREFETCHED)
+        follow(device, compute, device.h2d)
     device.synchronize()
 
     assert bits(parameter) == bits(native_parameter)
+    assert [bits(state) for state in states] == [bits(state) for state in native_states]
+    assert [bits(mirror) for mirror in mirrors] == [bits(state) for state in native_states]
+
+
+def adam() -> tuple[nn.Adam, Parameter]:
+    parameter = Parameter(Tensor(random((64, 16))), name="w")
+    return nn.Adam([parameter], 0.01), parameter
+
+
+def update(optimizer: nn.Adam, p: Tensor, m: Tensor, v: Tensor, gradient: Tensor) -> None:
+    scalars = [Tensor(value, mstype.float32) for value in (0.9, 0.999, 0.01, 0.9, 0.999, 1e-8)]
+    optimizer.opt(p, m, v, *scalars, gradient)
+
+
+def test_an_update_sees_a_state_in_an_arena(device: EmulatedDevice) -> None:
+    native, native_parameter = adam()
+    update(native, native_parameter, native.moment1[0], native.moment2[0], Tensor(random((64, 16))))
+    swapped, parameter = adam()
+    arena = device.new_arena(10_000)
+    arena.allocate()
+    states = [arena.view(mstype.float32, offset, (64, 16)) for offset in (512, 512 + 4096)]
+    for state in states:
+        follow(device, device.h2d, device.compute_stream())
+        device.copy(device.h2d, state, host_tensor(device, 0 * random((64, 16))), blocking=True)
+    gradient = Tensor(random((64, 16)))
+    with device.updating("Adam", reads=[gradient], writes=[parameter, *states], launches=1):
+        update(swapped, parameter, *states, gradient)
+
+    assert bits(parameter) == bits(native_parameter)
     assert [bits(state) for state in states] == [bits(native.moment1[0]), bits(native.moment2[0])]
-    assert [bits(mirror) for mirror in mirrors] == [bits(state) for state in states]
+
+
+def test_an_update_of_a_released_state_is_refused(device: EmulatedDevice) -> None:
+    state = adopted(device, random((4,)))
+    device.release(state)
+    with (
+        pytest.raises(RuntimeError, match=r"Adam: .*shape \(4,\) is used whose memory was rel"),
+        device.updating("Adam", reads=[], writes=[state], launches=1),
+    ):
+        raise AssertionError("the update does not begin")
+
+
+def test_an_update_of_a_host_mirror_is_refused(device: EmulatedDevice) -> None:
+    mirror = host_tensor(device, random((4,)))
+    with (
+        pytest.raises(RuntimeError, match=r"Adam: .* is needed in device memory and is not there"),
+        device.updating("Adam", reads=[], writes=[mirror], launches=1),
+    ):
+        raise AssertionError("the update does not begin")
+
+
+def test_what_fails_in_an_update_is_what_is_raised(device: EmulatedDevice) -> None:
+    state = adopted(device, random((4,)))
+    with (
+        pytest.raises(KeyError, match="the update's own"),
+        device.updating("Adam", reads=[], writes=[state], launches=1),
+    ):
+        raise KeyError("the update's own")
+
+
+# ---------------------------------------------------------------------- which tensors
+def test_what_is_on_the_device(device: EmulatedDevice) -> None:
+    assert device.holds(Tensor(random((4,))))
+    assert device.holds(device.empty((4,), mstype.float32))
+    assert not device.holds(host_tensor(device, random((4,))))
+    state = adopted(device, random((4,)))
+    device.release(state)
+    assert device.holds(state)
+
+
+def test_a_tensor_kept_on_the_host_comes_in_with_its_first_update(device: EmulatedDevice) -> None:
+    state = Tensor(random((4,)))
+    device.keep_on_host([state])
+    device.adopt([state])
+    assert not device.holds(state)
+    assert device.memory().allocated_bytes == 0
+
+    with device.updating("Adam", reads=[], writes=[state], launches=1):
+        pass
+    assert device.holds(state)
+    assert device.memory().allocated_bytes == 512
+
+
+# ---------------------------------------------------------------------- choosing a device
+def test_on_a_cpu_nothing_swaps_unless_a_device_was_chosen() -> None:
+    assert mindspore.get_context("device_target") == "CPU"
+    assert resolve_device() is None
+
+
+def test_the_innermost_chosen_device_counts() -> None:
+    with EmulatedDevice() as outer:
+        with EmulatedDevice() as inner:
+            assert resolve_device() is inner
+        assert resolve_device() is outer
+        with using(inner), outer:
+            assert resolve_device() is outer
+        assert resolve_device() is outer
+    assert resolve_device() is None
+
+
+def test_a_failure_inside_the_block_ends_the_choice() -> None:
+    with pytest.raises(KeyError), EmulatedDevice():
+        raise KeyError
+    assert resolve_device() is None
+
+
+def test_an_emulated_device_is_a_device(device: EmulatedDevice) -> None:
+    assert isinstance(device, Device)
+    assert device.name == "emulated half-duplex"

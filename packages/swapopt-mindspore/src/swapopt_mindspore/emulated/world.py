@@ -59,7 +59,7 @@ class World:
 
         Raises:
             DeviceMemoryError, MemoryError: there is not so much.
-            RaceError: somebody still uses what was freed before.
+            RaceError: somebody still uses what was freed before; nothing is allocated.
         """
         self.bury()
         self.books.take(allocation)
@@ -69,7 +69,11 @@ class World:
             self._shadow.add_device(allocation.where, self.owner)
         if not keep_content:
             poison(allocation.where)
-        self._raise_races()
+        try:
+            self._raise_races()
+        except RaceError:
+            self._give_back(allocation)
+            raise
 
     def give_back(self, allocation: Allocation) -> None:
         """Free memory; what is read from it later is NaN."""
@@ -112,10 +116,10 @@ class World:
         Raises:
             RaceError: nothing orders this copy and another access; nothing was copied.
         """
-        self._begin(stream, direction, reads=[source], writes=[destination])
+        operation = direction.upper()
+        self._begin(stream, operation, reads=[source], writes=[destination])
         duration_ns = self._profile.copy_ns(direction, destination.nbytes)
-        work = Work(direction, direction.upper(), destination.nbytes, duration_ns)
-        self.scheduler.book(stream, work)
+        self.scheduler.book(stream, Work(direction, operation, destination.nbytes, duration_ns))
         if self._late and not blocking:
             self._pending.defer(stream, destination, source)
         else:
