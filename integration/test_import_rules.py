@@ -15,7 +15,7 @@ MINDSPORE = PACKAGES / "swapopt-mindspore" / "src" / "swapopt_mindspore"
 
 # A backend's modules from the bottom up: each may import those of earlier floors only.
 TORCH_FLOORS = [
-    {"streams", "guard", "device_traits", "optim.step_counts"},
+    {"streams", "guard", "device_traits", "local_tensor", "optim.step_counts"},
     {"cutting", "pinning", "optim.adamw"},
     {"host_memory"},
     {"layout"},
@@ -23,7 +23,7 @@ TORCH_FLOORS = [
     {"per_tensor", "packed"},
     {"schedule"},
     {"pipeline"},
-    {"adapters.registration"},
+    {"adapters.registration", "adapters.operands"},
     {"adapters.base", "delegation"},
     {"adapters.adam"},
     {"adapters.hyper_adamw"},

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from swapopt_torch import SwapOptimizerConfig, TorchSwapOptimizer, swap_optimizer
+from swapopt_torch.local_tensor import layout_of, local_of
 
 Parameters = Iterable[nn.Parameter]
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
@@ -142,13 +143,17 @@ def collect(run: Run, parameters: Sequence[torch.Tensor]) -> None:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor, so that NaN equals itself and -0.0 differs from 0.0."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    """Return the bytes of a tensor, so that NaN equals itself and -0.0 differs from 0.0.
+
+    Of a DTensor they are those of its local tensor.
+    """
+    return local_of(tensor).detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def assert_same_bits(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     assert found.dtype == expected.dtype, f"{what}: {found.dtype} instead of {expected.dtype}"
     assert found.shape == expected.shape, f"{what}: {found.shape} instead of {expected.shape}"
+    assert layout_of(found) == layout_of(expected), f"{what}: sharded in another way"
     assert torch.equal(bits(found), bits(expected)), f"{what} differs"
 
 
@@ -171,7 +176,7 @@ def assert_same_run(found: Run, expected: Run) -> None:
 def swapped_device_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Return the device bytes of state tensors with more than one element."""
     return sum(
-        value.nbytes
+        local_of(value).nbytes
         for state in optimizer.state.values()
         for value in state.values()
         if value.dim() > 0 and value.device.type != "cpu"

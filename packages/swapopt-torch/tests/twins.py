@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from swapopt_torch import SwapOptimizerConfig, TorchSwapOptimizer, swap_optimizer
+from swapopt_torch.local_tensor import local_of
 from training import assert_same_bits
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -85,7 +86,7 @@ def assert_alike(found: Twin, expected: Twin) -> None:
     """Parameters, states, groups and what the test noted are equal bit for bit, and finite."""
     pairs = zip(found.parameters, expected.parameters, strict=True)
     for index, (one, other) in enumerate(pairs):
-        assert one.isfinite().all(), f"parameter {index} is not finite"
+        assert local_of(one).isfinite().all(), f"parameter {index} is not finite"
         assert_same_bits(one, other, f"parameter {index}")
         state, reference = found.optimizer.state[one], expected.optimizer.state[other]
         assert set(state) == set(reference), f"states of parameter {index}: {list(state)}"

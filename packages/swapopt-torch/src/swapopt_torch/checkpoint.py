@@ -14,6 +14,7 @@ from swapopt_common import STATE_KEYS, SwapConfigError
 from swapopt_torch.adapters.base import TorchAdamBaseAdapter
 from swapopt_torch.adapters.registration import ParamGroup
 from swapopt_torch.layout import TorchSlot
+from swapopt_torch.local_tensor import is_dtensor, layout_of, local_of
 
 StateDict: TypeAlias = dict[str, Any]  # torch's own type of a checkpoint
 ParamState: TypeAlias = dict[str, Any]
@@ -129,14 +130,13 @@ def load(adapter: TorchAdamBaseAdapter, groups: Sequence[ParamGroup], saved: Sta
         slots = {slot.name: slot for slot in unit.slots}
         fused = bool(saved_groups[unit.adapter_index].get("fused"))
         for key, value in entries.items():
-            mirror = _mirror_for(slots.get(key), unit.param, value)
-            if mirror is not None:
-                fills.append((mirror, value))
-            state[unit.param][key] = (
-                _place(unit.param, slots.get(key), key, value, fused=fused)
-                if mirror is None
-                else mirror
-            )
+            slot = slots.get(key)
+            if slot is not None and _fits_mirror(slot, unit.param, value):
+                assert slot.cpu_tensor is not None, "it has a region"
+                fills.append((slot.cpu_tensor, local_of(value)))
+                state[unit.param][key] = slot.exposed
+            else:
+                state[unit.param][key] = _place(unit.param, slot, key, value, fused=fused)
     merged = [_merge(old, new) for old, new in zip(groups, saved_groups, strict=True)]
     return Loaded(state, merged, fills)
 
@@ -172,6 +172,16 @@ def _check_states(param: torch.Tensor, name: str, entries: Mapping[str, object])
                 f"{key} of {name} has shape {tuple(value.shape)} in the checkpoint; the parameter "
                 f"has shape {tuple(param.shape)}."
             )
+        if is_dtensor(value) != is_dtensor(param):
+            raise SwapConfigError(
+                f"{key} of {name} is {_kind(value)} in the checkpoint; the parameter is "
+                f"{_kind(param)}. Load it with set_optimizer_state_dict of "
+                "torch.distributed.checkpoint.state_dict, which makes one of the other."
+            )
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return "a DTensor" if is_dtensor(tensor) else "no DTensor"
 
 
 def _place(
@@ -183,18 +193,19 @@ def _place(
     if key == "step":
         return value.to(torch.float32, copy=True).to(param.device) if fused else value.clone()
     dtype = _loaded_dtype(param, value)
-    if slot is None or not slot.swappable:
+    if slot is None or not slot.swappable or layout_of(value) != layout_of(param):
         return value.to(param.device, dtype, copy=True)
     return value.to("cpu", dtype)
 
 
-def _mirror_for(slot: TorchSlot | None, param: torch.Tensor, value: object) -> torch.Tensor | None:
-    """Return the host mirror that a loaded value fits into, if nobody else looks at it."""
-    if slot is None or slot.region is None or slot.region.is_lent:
-        return None
-    if not isinstance(value, torch.Tensor) or slot.dtype != _loaded_dtype(param, value):
-        return None
-    return slot.cpu_tensor
+def _fits_mirror(slot: TorchSlot, param: torch.Tensor, value: torch.Tensor) -> bool:
+    """Say whether a loaded value can go into the slot's host mirror: nobody else looks at it."""
+    return (
+        slot.region is not None
+        and not slot.region.is_lent
+        and slot.dtype == _loaded_dtype(param, value)
+        and layout_of(value) == layout_of(param)
+    )
 
 
 def _loaded_dtype(param: torch.Tensor, value: torch.Tensor) -> torch.dtype:

@@ -184,7 +184,7 @@ class SwapEngine:
         """
         assert slot.region is not None, "only a materialised state has host memory to lend"
         self._lent.add(slot.region)
-        return slot.region.lend(slot.host_offset, slot.shape)
+        return slot.framed(slot.region.lend(slot.host_offset, slot.shape))
 
     @property
     def has_lent(self) -> bool:

@@ -20,6 +20,7 @@ from swapopt_torch.host_memory import (
     allocate_region,
     registers_memory,
 )
+from swapopt_torch.local_tensor import Frame
 
 ARENA_ALIGNMENT_BYTES = 512
 
@@ -31,9 +32,13 @@ WINDOW = 2
 class TorchSlot(SwapSlot[torch.Tensor, torch.Event]):
     """A state tensor of a torch optimizer.
 
+    For the state of a DTensor everything here is about its local tensor, and ``logical_tensor`` is
+    the DTensor over the host mirror.
+
     Attributes:
         dtype, device: of the state during an update.
         resident_reason: why the state does not swap; None for one that does.
+        frame: what makes a DTensor of a local tensor; None if the state is no DTensor.
         region: the host region its mirror lies in, once materialised.
         host_address: where its mirror begins, in bytes.
         device_tensor: per-tensor movement: the tensor the update sees; its storage is empty
@@ -43,6 +48,7 @@ class TorchSlot(SwapSlot[torch.Tensor, torch.Event]):
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     resident_reason: str | None = None
+    frame: Frame | None = None
     region: HostRegion | None = None
     host_address: int = 0
     device_tensor: torch.Tensor | None = None
@@ -51,7 +57,17 @@ class TorchSlot(SwapSlot[torch.Tensor, torch.Event]):
         """Make the host mirror in a region, at the slot's offset; what it holds stays there."""
         self.cpu_tensor = region.mirror(self.host_offset, self.shape)
         self.host_address = self.cpu_tensor.data_ptr()
+        self.logical_tensor = None if self.frame is None else self.frame.around(self.cpu_tensor)
         self.region = region
+
+    @property
+    def exposed(self) -> torch.Tensor | None:
+        """What the optimizer's state holds between steps: the host mirror, or a DTensor over it."""
+        return self.cpu_tensor if self.logical_tensor is None else self.logical_tensor
+
+    def framed(self, local: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the state's shape as what the state is: itself, or a DTensor."""
+        return local if self.frame is None else self.frame.around(local)
 
 
 @dataclass(eq=False, slots=True)
@@ -61,7 +77,8 @@ class TorchUnit(UpdateUnit[torch.Tensor, TorchSlot]):
     Attributes:
         name: how messages call the parameter.
         device: the device its states are updated on.
-        kind: dtype, shape and strides of the parameter when the unit was made.
+        kind: dtype, shape, strides and sharding of the parameter when the unit was made.
+        is_dtensor: whether the parameter is a DTensor.
         has_state: whether the optimizer has states for it (it had a gradient).
         batch_index: which batch of the layout it belongs to; None before it is planned.
     """
@@ -69,6 +86,7 @@ class TorchUnit(UpdateUnit[torch.Tensor, TorchSlot]):
     name: str = ""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     kind: tuple[object, ...] = ()
+    is_dtensor: bool = False
     has_state: bool = False
     batch_index: int | None = None
 

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from swapopt_common import SlotState, SwapOptimizerConfig
 from swapopt_torch.layout import TorchSlot
+from swapopt_torch.local_tensor import are_alike, frame_of, holds_sums, layout_of, local_of
 
 
 def make_slots(
@@ -47,8 +48,14 @@ def make_slots(
 
 def holds_mirror(slot: TorchSlot, value: object) -> bool:
     """Say whether a state is the slot's host mirror, and still lies where it was made."""
-    mirror = slot.cpu_tensor
-    return mirror is not None and value is mirror and mirror.data_ptr() == slot.host_address
+    mirror, exposed = slot.cpu_tensor, slot.exposed
+    return (
+        mirror is not None
+        and exposed is not None
+        and value is exposed
+        and local_of(exposed) is mirror
+        and mirror.data_ptr() == slot.host_address
+    )
 
 
 def _fits(slot: TorchSlot, tensor: torch.Tensor | None, param: torch.Tensor) -> bool:
@@ -58,16 +65,18 @@ def _fits(slot: TorchSlot, tensor: torch.Tensor | None, param: torch.Tensor) -> 
         and slot.region is not None
         and slot.state is SlotState.HOST
         and (holds_mirror(slot, tensor) or not slot.region.is_lent)
-        and slot.device == param.device
+        and slot.exposed is not None
+        and are_alike(slot.exposed, tensor)
+        and slot.device == local_of(param).device
         and slot.dtype == tensor.dtype
-        and slot.shape == tensor.shape
     )
 
 
 def _refilled(slot: TorchSlot, tensor: torch.Tensor | None) -> TorchSlot:
     """Return a slot over the same host memory for a state that somebody put in its place."""
-    refilled = replace(slot, tensor=tensor, state=SlotState.DEVICE, event=None, device_tensor=None)
-    assert slot.region is not None, "only a slot with host memory can be refilled"
+    assert slot.region is not None and tensor is not None, "a slot with host memory is refilled"
+    local = local_of(tensor)
+    refilled = replace(slot, tensor=local, state=SlotState.DEVICE, event=None, device_tensor=None)
     refilled.live_in(slot.region)
     return refilled
 
@@ -75,7 +84,7 @@ def _refilled(slot: TorchSlot, tensor: torch.Tensor | None) -> TorchSlot:
 def find_shared_storages(states: Sequence[Mapping[str, object]]) -> frozenset[int]:
     """Return the identities of storages that more than one of the state tensors lies in."""
     uses = Counter(
-        _storage_identity(value)
+        _storage_identity(local_of(value))
         for state in states
         for value in state.values()
         if isinstance(value, torch.Tensor) and value.dim() > 0
@@ -98,25 +107,32 @@ def _make_slot(
     if is_lazy(param):
         return TorchSlot(name=key, swappable=False, resident_reason="not initialised yet")
     like = param if tensor is None else tensor
-    reason = _selection_reason(key, param, like, config)
+    reason = _selection_reason(key, param, like, config) or _sharding_reason(param, like)
+    frame = None
+    device = local_of(param).device
     if reason is None:
-        if tensor is not None and tensor.device == param.device:
-            reason = _existing_reason(tensor, shared_storages)
+        if tensor is not None and local_of(tensor).device == device:
+            reason = _existing_reason(local_of(tensor), shared_storages)
+            frame = frame_of(tensor)
         else:
             # Not there yet; or on the host while its parameter is on a device (just loaded, or
             # moved by hand), and then it is taken over whatever storage it lies in.
-            reason = _future_reason(param)
+            born = _born_like(param)
+            reason = None if local_of(born).is_contiguous() else "not contiguous"
+            frame = frame_of(born)
+    local = local_of(like)
     return TorchSlot(
         name=key,
-        tensor=tensor,
-        storage_nbytes=like.numel() * like.element_size(),
+        tensor=tensor if tensor is None or reason is not None else local,
+        storage_nbytes=local.numel() * local.element_size(),
         swappable=reason is None,
         state=SlotState.PENDING if tensor is None else SlotState.DEVICE,
-        shape=tuple(like.shape),
-        dtype=like.dtype,
-        device=param.device,
-        numel=like.numel(),
+        shape=tuple(local.shape),
+        dtype=local.dtype,
+        device=device,
+        numel=local.numel(),
         resident_reason=reason,
+        frame=frame,
     )
 
 
@@ -124,25 +140,31 @@ def _selection_reason(
     key: str, param: torch.Tensor, like: torch.Tensor, config: SwapOptimizerConfig
 ) -> str | None:
     selected = config.state_keys is None or key in config.state_keys
+    numel = local_of(like).numel()
     obstacles = {
         "not selected by state_keys": not selected,
-        "on the CPU": param.device.type in ("cpu", "meta"),
+        "on the CPU": local_of(param).device.type in ("cpu", "meta"),
         "not floating point": not like.is_floating_point(),
-        "empty": like.numel() == 0,
-        f"smaller than min_numel={config.min_numel}": like.numel() < config.min_numel,
+        "empty": numel == 0,
+        f"smaller than min_numel={config.min_numel}": numel < config.min_numel,
         "a tensor subclass": _is_subclass(param) or _is_subclass(like),
     }
     return next((reason for reason, found in obstacles.items() if found), None)
 
 
 def _is_subclass(tensor: torch.Tensor) -> bool:
-    return type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+    return type(local_of(tensor)) not in (torch.Tensor, torch.nn.Parameter)
 
 
-def _future_reason(param: torch.Tensor) -> str | None:
-    # The state will be zeros_like(param, preserve_format): its strides are decided there.
-    born = torch.empty_like(param, device="meta", memory_format=torch.preserve_format)
-    return None if born.is_contiguous() else "not contiguous"
+def _sharding_reason(param: torch.Tensor, like: torch.Tensor) -> str | None:
+    if holds_sums(param):
+        return "a DTensor of sums that are yet to be reduced"
+    return None if layout_of(param) == layout_of(like) else "sharded unlike its parameter"
+
+
+def _born_like(param: torch.Tensor) -> torch.Tensor:
+    """Return, without memory, what a state is born as: torch decides its strides here."""
+    return torch.empty_like(param, device="meta", memory_format=torch.preserve_format)
 
 
 def _existing_reason(tensor: torch.Tensor, shared_storages: frozenset[int]) -> str | None:

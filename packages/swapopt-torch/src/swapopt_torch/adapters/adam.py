@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch.optim import adam as torch_adam
 
 from swapopt_common import SwapConfigError
-from swapopt_torch.adapters.base import TorchAdamBaseAdapter, state_tensors
+from swapopt_torch.adapters.base import TorchAdamBaseAdapter
+from swapopt_torch.adapters.operands import Operands
 from swapopt_torch.adapters.registration import ParamGroup, param_name
 from swapopt_torch.layout import TorchUnit
 
@@ -77,18 +78,18 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
         dtype = default if default == torch.float64 else torch.float32
         return {"step": torch.tensor(0.0, dtype=dtype, device="cpu")}
 
-    def update(self, group: ParamGroup, units: Sequence[TorchUnit]) -> None:
+    def update(self, group: ParamGroup, operands: Operands) -> None:
         """Call torch's functional Adam; it advances the step counters."""
         amsgrad = group["amsgrad"]
         beta1, beta2 = group["betas"]
         states = self._optimizer.state
         torch_adam.adam(
-            [unit.param for unit in units],
-            [unit.grad for unit in units if unit.grad is not None],
-            state_tensors(units, 0),
-            state_tensors(units, 1),
-            state_tensors(units, 2) if amsgrad else [],
-            [states[unit.param]["step"] for unit in units],
+            operands.params,
+            operands.grads,
+            operands.states[0],
+            operands.states[1],
+            operands.states[2] if amsgrad else [],
+            [states[unit.param]["step"] for unit in operands.units],
             # None means torch's own choice, which is foreach: here it means one tensor at a time.
             foreach=False,
             fused=bool(group["fused"]),
@@ -96,7 +97,7 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
             differentiable=False,
             grad_scale=self.grad_scale,
             found_inf=self.found_inf,
-            has_complex=any(unit.param.is_complex() for unit in units),
+            has_complex=any(param.is_complex() for param in operands.params),
             amsgrad=amsgrad,
             beta1=beta1,
             beta2=beta2,
@@ -106,6 +107,11 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
             maximize=group["maximize"],
             decoupled_weight_decay=group["decoupled_weight_decay"],
         )
+        if operands.are_local and not group["fused"]:
+            # As DTensor's dispatch does, so that autograd notices a parameter that was changed
+            # between its forward and its backward.
+            dtensors = [unit.param for unit in operands.units if unit.is_dtensor]
+            torch.autograd.graph.increment_version(dtensors)
 
 
 def own_step(kind: type) -> object:

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 
 from swapopt_common import OptimizerSwapAdapter, SwapConfigError, SwapOptimizerConfig
+from swapopt_torch.adapters.operands import Operands, operands_of
 from swapopt_torch.adapters.registration import (
     MISSING_KEY_HINTS,
     ParamGroup,
@@ -22,6 +23,7 @@ from swapopt_torch.adapters.registration import (
     state_keys,
 )
 from swapopt_torch.layout import TorchSlot, TorchUnit
+from swapopt_torch.local_tensor import is_dtensor, local_of
 from swapopt_torch.residency import find_shared_storages, make_slots
 
 
@@ -59,8 +61,8 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
         """Return what torch keeps beside the moments in the state of a first gradient."""
 
     @abstractmethod
-    def update(self, group: ParamGroup, units: Sequence[TorchUnit]) -> None:
-        """Call the optimizer's functional update on units of one group."""
+    def update(self, group: ParamGroup, operands: Operands) -> None:
+        """Call the optimizer's functional update on parameters of one group."""
 
     def validate(self) -> None:
         """Refuse groups and state keys that cannot be served."""
@@ -126,7 +128,8 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
                     param=param,
                     slots=slots,
                     name=name,
-                    device=param.device,
+                    device=local_of(param).device,
+                    is_dtensor=is_dtensor(param),
                     has_state=bool(state),
                     kind=kind_of(param),
                 )
@@ -144,7 +147,7 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
         """
         states = self._optimizer.state
         return self._signature() != self._registered or any(
-            unit.param.device != unit.device
+            local_of(unit.param).device != unit.device
             or not state_is_ours(unit, states.get(unit.param))
             or (not unit.has_state and unit.kind != kind_of(unit.param))
             for unit in self._active
@@ -191,7 +194,10 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
             if not slot.swappable:
                 slot.tensor = torch.zeros_like(unit.param, memory_format=torch.preserve_format)
         entries = self.first_entries(unit, self._groups[unit.adapter_index])
-        entries.update({slot.name: slot.tensor for slot in unit.slots if slot.tensor is not None})
+        for slot in unit.slots:
+            state = slot.exposed if slot.swappable else slot.tensor
+            assert state is not None, "made here, or given host memory before"
+            entries[slot.name] = state
         # All at once: a state with some of its entries would be of no use to anybody.
         self._optimizer.state[unit.param] = entries
         unit.has_state = True
@@ -201,34 +207,38 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
         if unit.has_state:
             state = self._optimizer.state[unit.param]
             for slot in unit.swapped():
-                state[slot.name] = slot.cpu_tensor
+                state[slot.name] = slot.exposed
 
     def mirrors(self) -> dict[int, TorchSlot]:
-        """Return the slots that have host mirrors, by the identity of the mirror."""
+        """Return the slots that have host mirrors, by the identity of what the state holds."""
         return {
-            id(slot.cpu_tensor): slot
+            id(slot.exposed): slot
             for unit in self.units
             for slot in unit.slots
-            if slot.cpu_tensor is not None
+            if slot.exposed is not None
         }
 
     def restore_states(self) -> None:
         """Put device tensors with the mirrors' values into the optimizer's state, for good."""
         states = self._optimizer.state
         restored = [
-            (unit, slot, slot.cpu_tensor.to(slot.device))
+            (unit, slot, slot.framed(slot.cpu_tensor.to(slot.device)))
             for unit in self.units
             for slot in unit.swapped()
             if slot.cpu_tensor is not None
-            and states.get(unit.param, {}).get(slot.name) is slot.cpu_tensor
+            and states.get(unit.param, {}).get(slot.name) is slot.exposed
         ]
         for unit, slot, tensor in restored:
             states[unit.param][slot.name] = tensor
 
     def step_batch(self, batch: Sequence[TorchUnit]) -> None:
-        """Update a batch with one functional call per parameter group in it."""
+        """Update a batch with one functional call per parameter group in it.
+
+        A second one follows for DTensors that cannot be updated by their local tensors alone.
+        """
         for index, units in groupby(batch, key=lambda unit: unit.adapter_index):
-            self.update(self._groups[index], list(units))
+            for operands in operands_of(list(units)):
+                self.update(self._groups[index], operands)
 
     def finish_step(self) -> None:
         """Do nothing: torch's Adam keeps nothing that belongs to the whole step."""
@@ -245,9 +255,3 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
     @property
     def _groups(self) -> list[ParamGroup]:
         return self._optimizer.param_groups
-
-
-def state_tensors(units: Sequence[TorchUnit], position: int) -> list[torch.Tensor]:
-    """Return one state of every unit, as the update is to see it: the one at ``position``."""
-    tensors = [unit.slots[position].tensor for unit in units]
-    return [tensor for tensor in tensors if tensor is not None]

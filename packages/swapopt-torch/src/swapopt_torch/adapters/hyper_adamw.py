@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import TypedDict
 
@@ -11,7 +11,8 @@ import torch
 
 from swapopt_common import SwapConfigError, SwapOptimizerConfig
 from swapopt_torch.adapters.adam import own_step
-from swapopt_torch.adapters.base import TorchAdamBaseAdapter, state_tensors
+from swapopt_torch.adapters.base import TorchAdamBaseAdapter
+from swapopt_torch.adapters.operands import Operands
 from swapopt_torch.adapters.registration import ParamGroup
 from swapopt_torch.layout import TorchUnit
 from swapopt_torch.optim import AdamW
@@ -78,27 +79,27 @@ class TorchHyperAdamWAdapter(TorchAdamBaseAdapter):
         super().prepare_step()
         self._begun = {}
 
-    def update(self, group: ParamGroup, units: Sequence[TorchUnit]) -> None:
+    def update(self, group: ParamGroup, operands: Operands) -> None:
         """Call the functional update of the optimizer's own module."""
-        index = units[0].adapter_index
+        index = operands.units[0].adapter_index
         settings = self._begun.get(index)
         if settings is not None:
-            self._call(group["step"], settings, units)
+            self._call(group["step"], settings, operands)
             return
         settings, step = _read_settings(group), group.get("step", 0) + 1
-        self._call(step, settings, units)
+        self._call(step, settings, operands)
         # Only now: an update that raises has, as a rule, done nothing yet.
         group["step"] = step
         self._begun[index] = settings
 
-    def _call(self, step: int, settings: _Settings, units: Sequence[TorchUnit]) -> None:
+    def _call(self, step: int, settings: _Settings, operands: Operands) -> None:
         functional: Callable[..., None] = self._home.adamw
         functional(
-            [unit.param for unit in units],
-            [unit.grad for unit in units if unit.grad is not None],
-            state_tensors(units, 0),
-            state_tensors(units, 1),
-            state_tensors(units, 2) if settings["amsgrad"] else [],
+            operands.params,
+            operands.grads,
+            operands.states[0],
+            operands.states[1],
+            operands.states[2] if settings["amsgrad"] else [],
             step,
             **settings,
         )

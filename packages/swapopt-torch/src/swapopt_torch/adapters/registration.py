@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from swapopt_common import SwapConfigError
 from swapopt_torch.layout import TorchSlot, TorchUnit
+from swapopt_torch.local_tensor import layout_of
 from swapopt_torch.residency import holds_mirror
 
 # torch's own type of a group: hyperparameters of any kind under their names.
@@ -62,7 +63,9 @@ def check_distinct(params: Sequence[torch.Tensor], serves: str) -> None:
 
 def kind_of(param: torch.Tensor) -> tuple[object, ...]:
     """Return what a state born from the parameter takes over from it."""
-    return () if is_lazy(param) else (param.dtype, param.shape, param.stride())
+    if is_lazy(param):
+        return ()
+    return (param.dtype, param.shape, param.stride(), layout_of(param))
 
 
 def state_is_ours(unit: TorchUnit, state: Mapping[str, object] | None) -> bool:

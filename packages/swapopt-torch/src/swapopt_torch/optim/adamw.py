@@ -9,10 +9,12 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from swapopt_torch.device_traits import is_capturing, traits_of
+from swapopt_torch.local_tensor import is_dtensor, is_local_work, local_of
 from swapopt_torch.optim.step_counts import count_per_group
 
 # torch's own type of a group: hyperparameters of any kind under their names.
 ParamGroup: TypeAlias = dict[str, Any]
+_Row: TypeAlias = tuple[torch.Tensor, ...]
 
 
 class AdamW(torch.optim.Optimizer):
@@ -121,6 +123,9 @@ def adamw(  # noqa: PLR0913 - the signature is HyperParallel's
 ) -> None:
     """Update parameters and their states in place: one kernel per device and dtype.
 
+    DTensors are updated by their local tensors, unless the tensors of one parameter are sharded
+    in different ways: DTensor's dispatch then redistributes, or refuses.
+
     Runs on the caller's current stream of each device, without waiting for it. Tensors at the
     same place of the lists have the same shape, dtype and device; the caller owns them. Autograd
     must be off.
@@ -145,23 +150,24 @@ def adamw(  # noqa: PLR0913 - the signature is HyperParallel's
     """
     lists = [params, grads, exp_avgs, exp_avg_sqs, *([max_exp_avg_sqs] if amsgrad else [])]
     _check_lengths(lists)
-    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for index, param in enumerate(params):
-        alike.setdefault((param.device, param.dtype), []).append(index)
+    alike: dict[tuple[torch.device, torch.dtype, bool], list[_Row]] = {}
+    for row in map(_opened, zip(*lists, strict=True)):
+        param = row[0]
+        alike.setdefault((param.device, param.dtype, is_dtensor(param)), []).append(row)
     steps: dict[torch.device, torch.Tensor] = {}
-    for (device, _), indices in alike.items():
+    for (device, _, _), rows in alike.items():
         if device not in steps:
             # A fill on the device: a copy from the host would make the host wait for it.
             dtype = traits_of(device).fused_step_dtype
             steps[device] = torch.full((), step, dtype=dtype, device=device)
-        chosen = [[tensors[index] for index in indices] for tensors in lists]
+        chosen = [list(tensors) for tensors in zip(*rows, strict=True)]
         torch._fused_adamw_(
             chosen[0],
             chosen[1],
             chosen[2],
             chosen[3],
             chosen[4] if amsgrad else [],
-            [steps[device]] * len(indices),
+            [steps[device]] * len(rows),
             amsgrad=amsgrad,
             lr=lr,
             beta1=beta1,
@@ -170,6 +176,11 @@ def adamw(  # noqa: PLR0913 - the signature is HyperParallel's
             eps=eps,
             maximize=maximize,
         )
+
+
+def _opened(row: _Row) -> _Row:
+    """Return what the kernel takes of a parameter: DTensors' local tensors if it needs no more."""
+    return tuple(map(local_of, row)) if is_local_work(row) else row
 
 
 def _check_lengths(lists: Sequence[Sequence[torch.Tensor]]) -> None:
