@@ -18,8 +18,11 @@ Differentiate = Callable[[nn.Cell, nn.Optimizer, int, float], tuple[np.ndarray, 
 WIDTHS = (16, 32, 8)
 ROWS = 12
 
-_STATE_TUPLES = ("moment1", "moment2", "vhat", "moments1", "moments2", "exp_avg", "exp_avg_sq")
-_FURTHER_TUPLES = ("max_exp_avg_sq", "fp32_params")
+_STATE_TUPLES = (
+    *("moment1", "moment2", "vhat"),
+    *("moments1", "moments2"),
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "fp32_params"),
+)
 _COUNTERS = ("global_step", "beta1_power", "beta2_power")
 
 
@@ -144,12 +147,55 @@ def compiled(optimizer: nn.Optimizer) -> Step:
     return optimizer
 
 
+def eager_leaving_alone(optimizer: nn.Optimizer) -> Step:
+    """Step natively with a None among the gradients, which native refuses.
+
+    The parameter gets a gradient of zeros, and afterwards it and its states get back the values
+    that they had.
+    """
+    step = eager(optimizer)
+
+    def leaving_alone(gradients: Gradients) -> None:
+        alone = [
+            tensor
+            for index, gradient in enumerate(gradients)
+            for tensor in of_parameter(optimizer, index).values()
+            if gradient is None
+        ]
+        before = [copy_of(tensor) for tensor in alone]
+        step(
+            tuple(
+                ops.zeros_like(param) if gradient is None else gradient
+                for param, gradient in zip(optimizer.parameters, gradients, strict=True)
+            )
+        )
+        for tensor, values in zip(alone, before, strict=True):
+            tensor.copy_(Tensor(values, tensor.dtype))
+
+    return leaving_alone
+
+
+def of_parameter(optimizer: nn.Optimizer, index: int) -> dict[str, Parameter]:
+    """Return a parameter and all states that the optimizer has for it, by name."""
+    param = optimizer.parameters[index]
+    tuples = {name: getattr(optimizer, name, None) for name in _STATE_TUPLES}
+    states = {name: states[index] for name, states in tuples.items() if states}
+    return {param.name: param} | {f"{name}:{state.name}": state for name, state in states.items()}
+
+
+def snapshot(optimizer: nn.Optimizer) -> Run:
+    """Return parameters, states and counters as they are now."""
+    run = Run()
+    collect(run, optimizer)
+    return run
+
+
 def collect(run: Run, optimizer: nn.Optimizer) -> None:
     """Copy parameters, states and counters of a native optimizer."""
-    run.parameters = {param.name: copy_of(param) for param in optimizer.parameters}
-    for attribute in (*_STATE_TUPLES, *_FURTHER_TUPLES):
-        for state in getattr(optimizer, attribute, None) or ():
-            run.states[f"{attribute}:{state.name}"] = copy_of(state)
+    for index, param in enumerate(optimizer.parameters):
+        run.parameters[param.name] = copy_of(param)
+        for name, state in of_parameter(optimizer, index).items():
+            run.states[name] = copy_of(state)
     for name in _COUNTERS:
         if hasattr(optimizer, name):
             run.counters[name] = copy_of(getattr(optimizer, name))

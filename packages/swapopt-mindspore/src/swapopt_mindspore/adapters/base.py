@@ -106,6 +106,11 @@ class MindSporeAdamBaseAdapter(
     def update(self, unit: MindSporeUnit) -> None:
         """Update one parameter through the optimizer's own operator."""
 
+    @property
+    def launches_per_update(self) -> int:
+        """About how many operators the update of one parameter issues; for virtual time only."""
+        return 1
+
     def master_of(self, index: int) -> Parameter | None:
         """Return the fp32 master that the optimizer owns for a parameter, if it does."""
         del index

@@ -111,6 +111,11 @@ class MindFormersAdamWAdapter(MindSporeAdamBaseAdapter[nn.Optimizer]):
             self._bias_corrections = (1.0 - adamw.beta1**step, 1.0 - adamw.beta2**step)
         return [(adamw.global_step, step)]
 
+    @property
+    def launches_per_update(self) -> int:
+        """One operator if fused, else those of MindFormers' arithmetic."""
+        return 1 if self._optimizer.enable_fused_opt else 16
+
     def step_batch(self, batch: Sequence[MindSporeUnit]) -> None:
         """Update a batch, parameter by parameter, on the local parts of DTensors."""
         with self._home.SkipDTensorDispatch():
