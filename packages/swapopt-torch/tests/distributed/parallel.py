@@ -27,13 +27,17 @@ class Training:
     Attributes:
         module: everything with parameters.
         optimizers: native ones, over parameters of the module; one for each pipeline stage.
-        give_gradients: runs forward and backward (and clipping, where a case clips) of a step and
-            returns the loss as this rank knows it; a rank without a loss returns any scalar.
+        give_gradients: runs forward and backward of a step and returns the loss as this rank
+            knows it; a rank without a loss returns any scalar.
+        max_norm: what the norm of all gradients is clipped to before the step, if at all.
+        scaler: steps the optimizers, where ``give_gradients`` scaled the loss with it.
     """
 
     module: nn.Module
     optimizers: list[torch.optim.Optimizer]
     give_gradients: Callable[[int], torch.Tensor]
+    max_norm: float | None = None
+    scaler: torch.amp.GradScaler | None = None
 
 
 Build = Callable[[Rank], Training]
@@ -49,6 +53,7 @@ class Outcome:
     """
 
     losses: list[torch.Tensor] = field(default_factory=list)
+    norms: list[torch.Tensor] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     states: dict[str, torch.Tensor] = field(default_factory=dict)
     collectives: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -84,9 +89,9 @@ def train(
             module.reset_peak_memory_stats(rank.device)
             started_ns = virtual.now_ns()
         outcome.losses.append(training.give_gradients(index).detach().cpu().clone())
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        if training.max_norm is not None:
+            outcome.norms.append(_clip(training, optimizers, training.max_norm))
+        _step(training.scaler, optimizers)
     module.synchronize(rank.device)
     outcome.step_ns = virtual.now_ns() - started_ns
     outcome.peak_nbytes = module.max_memory_allocated(rank.device) - before
@@ -95,9 +100,33 @@ def train(
     )
     outcome.idle_nbytes = allocated(rank.device) - before
     _collect(outcome, training.module, optimizers)
-    del training, optimizers, optimizer
+    del training, optimizers
     gc.collect()
     return outcome
+
+
+def _clip(
+    training: Training, optimizers: list[torch.optim.Optimizer], max_norm: float
+) -> torch.Tensor:
+    """Clip the gradients, unscaled first, and return the norm they had over all ranks."""
+    if training.scaler is not None:
+        for optimizer in optimizers:
+            training.scaler.unscale_(optimizer)
+    parameters = list(training.module.parameters())
+    norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+    assert isinstance(norm, DTensor) == any(isinstance(p, DTensor) for p in parameters)
+    return _copied(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def _step(scaler: torch.amp.GradScaler | None, optimizers: list[torch.optim.Optimizer]) -> None:
+    for optimizer in optimizers:
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+        optimizer.zero_grad()
+    if scaler is not None:
+        scaler.update()
 
 
 def _collect(outcome: Outcome, module: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -132,6 +161,8 @@ def assert_same_outcome(found: Outcome, expected: Outcome) -> None:
     for index, (loss, other) in enumerate(zip(found.losses, expected.losses, strict=True)):
         assert loss.isfinite(), f"loss of step {index} is {loss}"
         assert_same_bits(loss, other, f"loss of step {index}")
+    for index, (norm, other) in enumerate(zip(found.norms, expected.norms, strict=True)):
+        assert_same_bits(norm, other, f"norm of the gradients of step {index}")
     for kind in ("parameters", "states"):
         ours, theirs = getattr(found, kind), getattr(expected, kind)
         assert set(ours) == set(theirs), f"{kind}: {set(ours) ^ set(theirs)}"
