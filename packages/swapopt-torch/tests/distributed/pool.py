@@ -33,7 +33,7 @@ CASE_SECONDS = 120.0
 # How long the others may take to report after one has failed: they tell more than one traceback.
 GRACE_SECONDS = 2.0
 
-PROCESS_GROUPS = {"virtual": "cpu:gloo", "cuda": "cpu:gloo,cuda:nccl"}
+PROCESS_GROUPS = {"virtual": "cpu:gloo,virtual:vccl", "cuda": "cpu:gloo,cuda:nccl"}
 
 
 class RankFailure(AssertionError):

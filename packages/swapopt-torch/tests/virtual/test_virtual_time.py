@@ -98,6 +98,9 @@ def test_the_figures_of_the_built_in_profiles() -> None:
     assert 816 * ascend.host_issue_seconds == pytest.approx(42.75e-3, rel=1e-3)
     assert (ascend.list_launch, h200.list_launch) == ("per_tensor", "one")
     assert (half.h2d_bytes_per_second, half.full_duplex) == (25e9, False)
+    assert h200.interconnect_bytes_per_second == 900e9 / 2
+    assert ascend.interconnect_bytes_per_second == 7 * 56e9 / 2
+    assert half.interconnect_bytes_per_second == half.h2d_bytes_per_second
     for profile in virtual.PROFILES.values():
         figures = {name for name in vars(profile) if name not in ("name", "sources")}
         assert set(profile.sources) == figures
@@ -108,7 +111,9 @@ def test_the_figures_of_the_built_in_profiles() -> None:
     [
         ({"h2d_bytes_per_second": 0.0}, "h2d_bytes_per_second"),
         ({"memory_bytes_per_second": float("nan")}, "memory_bytes_per_second"),
+        ({"interconnect_bytes_per_second": -1.0}, "interconnect_bytes_per_second"),
         ({"host_issue_seconds": -1e-6}, "host_issue_seconds"),
+        ({"interconnect_latency_seconds": -1e-6}, "interconnect_latency_seconds"),
         ({"poll_seconds": 0.0}, "poll_seconds"),
         ({"list_launch": "many"}, "list_launch"),
         ({"sources": {"colour": "blue"}}, "colour"),

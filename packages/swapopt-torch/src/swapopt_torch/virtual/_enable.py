@@ -9,7 +9,7 @@ import time
 import torch
 from torch.utils import backend_registration
 
-from . import device_module
+from . import collectives, device_module
 from ._native import is_loaded, native, set_native
 from .build import load_extension
 from .memory import checked_limit, set_capacity
@@ -96,6 +96,7 @@ def _start(device_count: int) -> None:
     extension.start(device_count, RaceError)
     backend_registration.rename_privateuse1_backend("virtual")
     device_module.install()
+    collectives.register()
     atexit.register(_let_autograd_threads_rest)
 
 

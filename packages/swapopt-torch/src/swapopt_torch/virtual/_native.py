@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend
 
 RaceRow = tuple[str, str, str, str, str, str, int, int, str]
 TimelineRowTuple = tuple[int, int, str, str, int, int, int]
@@ -38,6 +41,7 @@ class NativeModule(Protocol):
     def operator_counts(self) -> dict[str, int]: ...
     def clear_operator_counts(self) -> None: ...
     def host_access(self, tensor: torch.Tensor, write: bool, /) -> None: ...
+    def Group(self, transport: Backend, /) -> Backend: ...
 
 
 class _Extension:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 KNOWN_TORCH_VERSIONS = ("2.13",)
 _MODULE_NAME = "swapopt_virtual_device"
 _SOURCES = Path(__file__).parent / "csrc"
-_FLAGS = ("-O1", "-DNDEBUG", "-g0")
+_FLAGS = ("-O1", "-DNDEBUG", "-g0", "-DUSE_DISTRIBUTED", "-DUSE_C10D_GLOO")
 _DONE_MARK = "complete"
 _UNIT_COUNT = 4
 
@@ -194,7 +194,7 @@ def _build(folder: Path, compiler: str) -> ModuleType:
 
 def _write_units(folder: Path) -> list[Path]:
     """Write a few files that include all sources: most of a compilation is torch's headers."""
-    sources = sorted(_SOURCES.glob("*.cpp"))
+    sources = sorted(_SOURCES.rglob("*.cpp"))
     units = []
     for index in range(_UNIT_COUNT):
         unit = folder / f"unit{index}.cpp"

@@ -19,7 +19,9 @@ class Profile:
     A kernel takes ``kernel_overhead_seconds`` and the time its bytes need at
     ``memory_bytes_per_second`` (read arguments once, arguments written in place twice); floating
     point work is not modelled. A copy takes ``copy_overhead_seconds`` and the time its bytes need
-    on the link. Every launch and copy costs the host ``host_issue_seconds``.
+    on the link. Every launch, copy and collective costs the host ``host_issue_seconds``. A
+    collective takes ``interconnect_latency_seconds`` and the time that the bytes which one member
+    sends (or receives, if more) need at ``interconnect_bytes_per_second``.
 
     Attributes:
         name: how the profile is called in messages and reports.
@@ -31,6 +33,8 @@ class Profile:
         kernel_overhead_seconds: device time of a launch beside its bytes.
         sync_seconds: host time of a synchronisation beside the waiting.
         poll_seconds: host time of one ``query()``.
+        interconnect_bytes_per_second: what one device sends to others, while it receives as much.
+        interconnect_latency_seconds: time of a collective or message beside its bytes.
         list_launch: whether a foreach or fused operator is one launch, or one per tensor of its
             first list.
         sources: for every figure, where it comes from.
@@ -50,10 +54,12 @@ class Profile:
     kernel_overhead_seconds: float = 0.0
     sync_seconds: float = 1 * _US
     poll_seconds: float = 1 * _US
+    interconnect_bytes_per_second: float = 25 * _GB
+    interconnect_latency_seconds: float = 10 * _US
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        for rate in ("h2d_bytes_per_second", "d2h_bytes_per_second", "memory_bytes_per_second"):
+        for rate in _RATES:
             if not getattr(self, rate) > 0:
                 raise ValueError(f"{rate} must be above 0, found {getattr(self, rate)!r}")
         for cost in _COSTS:
@@ -78,21 +84,26 @@ class Profile:
     def figures(self) -> dict[str, float]:
         """What the simulation works with: bytes per nanosecond, nanoseconds, and 0 or 1."""
         return {
-            "h2d_bytes_per_ns": self.h2d_bytes_per_second * 1e-9,
-            "d2h_bytes_per_ns": self.d2h_bytes_per_second * 1e-9,
-            "memory_bytes_per_ns": self.memory_bytes_per_second * 1e-9,
+            **{rate.replace("_second", "_ns"): getattr(self, rate) * 1e-9 for rate in _RATES},
             "full_duplex": float(self.full_duplex),
             "list_launch_per_tensor": float(self.list_launch == "per_tensor"),
             **{cost.replace("_seconds", "_ns"): getattr(self, cost) * 1e9 for cost in _COSTS},
         }
 
 
+_RATES = (
+    "h2d_bytes_per_second",
+    "d2h_bytes_per_second",
+    "memory_bytes_per_second",
+    "interconnect_bytes_per_second",
+)
 _COSTS = (
     "host_issue_seconds",
     "copy_overhead_seconds",
     "kernel_overhead_seconds",
     "sync_seconds",
     "poll_seconds",
+    "interconnect_latency_seconds",
 )
 
 _ASSUMED = "assumption"
@@ -100,6 +111,7 @@ _SHARED_SOURCES = {
     "kernel_overhead_seconds": "not modelled: back-to-back kernels hide it",
     "sync_seconds": _ASSUMED,
     "poll_seconds": _ASSUMED,
+    "interconnect_latency_seconds": _ASSUMED,
 }
 
 
@@ -115,6 +127,7 @@ H200 = Profile(
     memory_bytes_per_second=4.3 * _TB,
     host_issue_seconds=4 * _US,
     copy_overhead_seconds=2 * _US,
+    interconnect_bytes_per_second=450 * _GB,
     list_launch="one",
     sources=_with_sources(
         h2d_bytes_per_second="measured by others, registered host memory",
@@ -123,6 +136,7 @@ H200 = Profile(
         memory_bytes_per_second="measured with device copies",
         host_issue_seconds=_ASSUMED,
         copy_overhead_seconds=_ASSUMED,
+        interconnect_bytes_per_second="half of the 900 GB/s of NVLink in the data sheet",
         list_launch="foreach and fused operators are multi-tensor kernels",
     ),
 )
@@ -135,6 +149,7 @@ ASCEND_910B = Profile(
     memory_bytes_per_second=1.2 * _TB,
     host_issue_seconds=52.4 * _US,
     copy_overhead_seconds=8 * _US,
+    interconnect_bytes_per_second=196 * _GB,
     list_launch="per_tensor",
     sources=_with_sources(
         h2d_bytes_per_second="910B4, registered host memory",
@@ -143,6 +158,7 @@ ASCEND_910B = Profile(
         memory_bytes_per_second=_ASSUMED,
         host_issue_seconds="816 fused launches took the 42.75 ms that the RFC reports",
         copy_overhead_seconds=_ASSUMED,
+        interconnect_bytes_per_second="half of seven HCCS links of 56 GB/s",
         list_launch="its fused operators launch once per tensor",
     ),
 )
@@ -155,6 +171,7 @@ HALF_DUPLEX = Profile(
     memory_bytes_per_second=1.0 * _TB,
     host_issue_seconds=10 * _US,
     copy_overhead_seconds=8 * _US,
+    interconnect_bytes_per_second=25 * _GB,
     list_launch="one",
     sources=_with_sources(
         h2d_bytes_per_second="the worst case to design for, no particular card",
@@ -163,6 +180,7 @@ HALF_DUPLEX = Profile(
         memory_bytes_per_second=_ASSUMED,
         host_issue_seconds=_ASSUMED,
         copy_overhead_seconds=_ASSUMED,
+        interconnect_bytes_per_second="through the host, at the rate of its link",
         list_launch=_ASSUMED,
     ),
 )

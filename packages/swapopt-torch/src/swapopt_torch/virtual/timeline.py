@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from ._native import native
 
-Lane = Literal["compute", "h2d", "d2h", "host"]
+Lane = Literal["compute", "h2d", "d2h", "host", "interconnect"]
+_LANES: tuple[Lane, ...] = get_args(Lane)
 _HOST_DEVICE_INDEX = -1
 
 
@@ -84,7 +85,7 @@ def write_chrome_trace(path: str | PathLike[str]) -> None:
 
 
 def _lane(name: str) -> Lane:
-    for lane in ("compute", "h2d", "d2h", "host"):
+    for lane in _LANES:
         if lane == name:
             return lane
     raise AssertionError(f"the extension knows a lane that Python does not: {name}")
@@ -102,7 +103,8 @@ def _tracks(row: TimelineRow) -> Iterator[tuple[int, str]]:
         yield 0, "host waits"
         return
     yield row.stream_id, f"stream {row.stream_id}" if row.stream_id else "default stream"
-    yield _ENGINE_TRACKS[row.lane], f"engine: {row.lane}"
+    if row.lane in _ENGINE_TRACKS:  # transfers between devices do not queue for an engine
+        yield _ENGINE_TRACKS[row.lane], f"engine: {row.lane}"
 
 
 def _process_name(row: TimelineRow) -> str:

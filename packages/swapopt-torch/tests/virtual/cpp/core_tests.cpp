@@ -7,6 +7,7 @@
 #include "core/caching_pool.h"
 #include "core/engine.h"
 #include "core/host_ledger.h"
+#include "core/ring.h"
 #include "core/scheduler.h"
 #include "core/shadow_memory.h"
 #include "core/vector_clock.h"
@@ -87,7 +88,14 @@ struct Machine {
   ShadowMemory memory{scheduler};
   Machine() {
     scheduler.set_device_count(2);
-    scheduler.profile = {10.0, 5.0, 100.0, true, false, 100, 20, 0, 0, 10};
+    scheduler.profile = {.h2d_bytes_per_ns = 10.0,
+                         .d2h_bytes_per_ns = 5.0,
+                         .memory_bytes_per_ns = 100.0,
+                         .interconnect_bytes_per_ns = 2.0,
+                         .host_issue_ns = 100,
+                         .copy_overhead_ns = 20,
+                         .interconnect_latency_ns = 7,
+                         .poll_ns = 10};
   }
   ActorId stream(int64_t id, int device = 0) { return scheduler.actor(device, id); }
   void kernel(ActorId id, int64_t ns) { scheduler.issue(id, {Lane::kCompute, "kernel", 0, ns}); }
@@ -151,6 +159,73 @@ TEST(event_carries_time_and_order) {
   m.scheduler.wait(b, event);
   EXPECT_EQ(m.scheduler.at(b).time_ns, 1100);
   EXPECT_EQ(m.scheduler.seen_by(b).at(a), 1);
+}
+
+// ---------------------------------------------------------------- transfers between processes
+
+struct Transfers : Machine {
+  ActorId compute = stream(0), link = stream(1);
+  Departure depart() { return scheduler.depart(link, compute); }
+  void arrive(Departure& departure, int64_t ready_ns, int64_t duration_ns) {
+    scheduler.arrive(link, departure.done, {Lane::kInterconnect, "transfer", 8, duration_ns},
+                     ready_ns);
+  }
+};
+
+TEST(a_transfer_is_ready_after_the_callers_stream) {
+  Transfers m;
+  m.kernel(m.compute, 1000);
+  const Departure departure = m.depart();
+  EXPECT_EQ(m.scheduler.now_ns(), 200);
+  EXPECT_EQ(departure.ready_ns, 1100);
+  EXPECT_EQ(m.scheduler.seen_by(m.link).at(m.compute), 1);
+}
+
+TEST(a_transfer_of_an_idle_stream_is_ready_once_issued) {
+  Transfers m;
+  EXPECT_EQ(m.depart().ready_ns, 100);
+}
+
+TEST(a_transfer_begins_with_the_last_process_and_after_the_one_before) {
+  Transfers m;
+  Departure first = m.depart(), second = m.depart(), third = m.depart();
+  m.arrive(first, 5000, 100);
+  m.arrive(second, 300, 50);
+  m.arrive(third, 9000, 1);
+  EXPECT_EQ(first.done.time_ns, 5100);
+  EXPECT_EQ(second.done.time_ns, 5150);
+  EXPECT_EQ(third.done.time_ns, 9001);
+  EXPECT_EQ(m.scheduler.timeline().back().start_ns, 9000);
+  EXPECT_EQ(m.scheduler.timeline().size(), 3u);
+}
+
+TEST(who_waits_for_a_transfer_is_ordered_after_it_and_not_after_later_ones) {
+  Transfers m;
+  Departure first = m.depart(), second = m.depart();
+  m.arrive(first, 400, 100);
+  m.arrive(second, 400, 100);
+  m.scheduler.wait(m.compute, first.done);
+  EXPECT_EQ(m.scheduler.at(m.compute).time_ns, 500);
+  EXPECT_EQ(m.scheduler.seen_by(m.compute).at(m.link), 1);
+}
+
+TEST(a_transfer_from_before_a_reset_of_the_clock_is_over) {
+  Transfers m;
+  Departure departure = m.depart();
+  m.scheduler.reset_clock();
+  m.arrive(departure, 5000, 100);
+  m.scheduler.wait(m.compute, departure.done);
+  EXPECT_EQ(m.scheduler.at(m.compute).time_ns, 0);
+  EXPECT_EQ(m.scheduler.at(m.link).time_ns, 0);
+}
+
+TEST(bytes_over_the_interconnect_by_the_ring_formulas) {
+  EXPECT_EQ(ring_pass_nbytes(1000, 4), 750u);
+  EXPECT_EQ(ring_all_reduce_nbytes(1000, 4), 1500u);
+  EXPECT_EQ(chain_nbytes(1000, 4), 1000u);
+  EXPECT_EQ(ring_pass_nbytes(1000, 1) + ring_all_reduce_nbytes(1000, 1) + chain_nbytes(1000, 1), 0u);
+  const Transfers m;
+  EXPECT_EQ(m.scheduler.profile.interconnect_ns(1000), 507);
 }
 
 TEST(poll_succeeds_when_time_has_come) {

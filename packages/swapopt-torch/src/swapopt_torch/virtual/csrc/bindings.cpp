@@ -8,6 +8,7 @@
 #include <tuple>
 #include <unordered_map>
 #include <vector>
+#include "collectives/bind.h"
 #include "device_hooks.h"
 #include "device_memory.h"
 #include "generator.h"
@@ -31,11 +32,13 @@ Profile profile_of(const Figures& figures) {
   return {.h2d_bytes_per_ns = figures.at("h2d_bytes_per_ns"),
           .d2h_bytes_per_ns = figures.at("d2h_bytes_per_ns"),
           .memory_bytes_per_ns = figures.at("memory_bytes_per_ns"),
+          .interconnect_bytes_per_ns = figures.at("interconnect_bytes_per_ns"),
           .full_duplex = figures.at("full_duplex") != 0,
           .list_launch_per_tensor = figures.at("list_launch_per_tensor") != 0,
           .host_issue_ns = ns("host_issue_ns"),
           .copy_overhead_ns = ns("copy_overhead_ns"),
           .kernel_overhead_ns = ns("kernel_overhead_ns"),
+          .interconnect_latency_ns = ns("interconnect_latency_ns"),
           .sync_ns = ns("sync_ns"),
           .poll_ns = ns("poll_ns")};
 }
@@ -140,4 +143,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   vacc::bind_devices(m);
   vacc::bind_memory(m);
   vacc::bind_observation(m);
+  vacc::bind_collectives(m);
 }

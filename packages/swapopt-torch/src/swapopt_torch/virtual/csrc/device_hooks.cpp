@@ -2,6 +2,7 @@
 #include "device_hooks.h"
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include "collectives/transfer.h"
 #include "device_memory.h"
 #include "generator.h"
 #include "late.h"
@@ -126,6 +127,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeStream(const c10::Stream& stream) const override { wait_on_host_for(stream); }
   void synchronizeDevice(c10::DeviceIndex device) const override {
+    transfers_in_flight().settle_device(device);
     host_waits([device](Scheduler& scheduler) { scheduler.host_waits_for_device(device); });
   }
   void recordDataPtrOnStream(const c10::DataPtr& pointer,

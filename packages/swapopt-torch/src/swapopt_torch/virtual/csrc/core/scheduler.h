@@ -46,6 +46,12 @@ struct Work {
   int64_t launches = 1;
 };
 
+// Work that other processes take part in: ordered when it is issued, timed when they are known.
+struct Departure {
+  EventState done;
+  int64_t ready_ns;  // when this process alone could begin it
+};
+
 class Scheduler {
  public:
   Profile profile;
@@ -88,6 +94,26 @@ class Scheduler {
     const int64_t start_ns =
         engine(stream.device, work.lane).book(ready_ns, duration_ns, issued_from_ns);
     stream.time_ns = start_ns + duration_ns;
+    add_row({stream.device, stream.stream, work.lane, work.operation, work.nbytes, start_ns,
+             stream.time_ns});
+  }
+
+  // The two halves of such work on the stream `id`, which first waits for the stream `after`.
+  Departure depart(ActorId id, ActorId after) {
+    follow_host(after);
+    mutable_at(id).seen.join(at(after).seen);
+    order_next(id);
+    host().time_ns += profile.host_issue_ns;
+    const int64_t ready_ns = std::max(at(after).time_ns, now_ns());
+    return {{at(id).seen, ready_ns, true, clock_}, ready_ns};
+  }
+
+  // `ready_ns`: when all processes could begin. Work that the clock was reset after is over.
+  void arrive(ActorId id, EventState& done, const Work& work, int64_t ready_ns) {
+    if (done.clock != clock_) return;
+    Actor& stream = mutable_at(id);
+    const int64_t start_ns = std::max(stream.time_ns, ready_ns);
+    stream.time_ns = done.time_ns = start_ns + work.duration_ns;
     add_row({stream.device, stream.stream, work.lane, work.operation, work.nbytes, start_ns,
              stream.time_ns});
   }
