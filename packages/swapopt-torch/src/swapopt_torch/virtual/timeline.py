@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from ._native import native
 
-Lane = Literal["compute", "h2d", "d2h", "host", "interconnect"]
+Lane = Literal["compute", "h2d", "d2h", "host", "collective"]
 _LANES: tuple[Lane, ...] = get_args(Lane)
 _HOST_DEVICE_INDEX = -1
 

@@ -167,7 +167,7 @@ struct Transfers : Machine {
   ActorId compute = stream(0), link = stream(1);
   Departure depart() { return scheduler.depart(link, compute); }
   void arrive(Departure& departure, int64_t ready_ns, int64_t duration_ns) {
-    scheduler.arrive(link, departure.done, {Lane::kInterconnect, "transfer", 8, duration_ns},
+    scheduler.arrive(link, departure.done, {Lane::kCollective, "transfer", 8, duration_ns},
                      ready_ns);
   }
 };

@@ -93,7 +93,7 @@ void TransfersInFlight::finish(const TransferRef& transfer) {
   const JointTimes times = transfer->times();
   world().scheduler.arrive(
       transfer->stream, transfer->departure.done,
-      {Lane::kInterconnect, transfer->operation, transfer->sent_nbytes, times.duration_ns},
+      {Lane::kCollective, transfer->operation, transfer->sent_nbytes, times.duration_ns},
       times.ready_ns);
   try {
     deliver();

@@ -5,8 +5,8 @@
 
 namespace vacc {
 
-enum class Lane { kCompute = 0, kH2D = 1, kD2H = 2, kHost = 3, kInterconnect = 4 };
-constexpr const char* kLaneNames[] = {"compute", "h2d", "d2h", "host", "interconnect"};
+enum class Lane { kCompute = 0, kH2D = 1, kD2H = 2, kHost = 3, kCollective = 4 };
+constexpr const char* kLaneNames[] = {"compute", "h2d", "d2h", "host", "collective"};
 
 struct Profile {
   double h2d_bytes_per_ns = 53.0;
