@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 PACKAGES = Path(__file__).parents[1] / "packages"
-# MindSpore's adapters launch parameter by parameter: there are no operators on lists.
-ONLY_TORCH = {"list_launch"}
+# MindSpore's adapters launch parameter by parameter: there are no operators on lists. Its emulated
+# device is one process.
+ONLY_TORCH = {"list_launch", "interconnect_bytes_per_second", "interconnect_latency_seconds"}
 
 
 def figures_in(source: Path) -> dict[str, dict[str, object]]:
