@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import multiprocessing
 import os
 import signal
@@ -162,6 +163,8 @@ def _serve(index: int, size: int, device_type: str, store: str, connection: Conn
     """Be one rank: take cases until the pool hangs up."""
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
+    # The first optimizer of a process would import it, and it is the largest module of all.
+    importlib.import_module("torch._dynamo")
     try:
         rank = _join(index, size, device_type, store)
         connection.send((True, None))
@@ -195,6 +198,8 @@ def _attempt(
 ) -> tuple[bool, object]:
     try:
         _settle(rank.device)
+        # What is left are modules and caches; a case collects garbage many times.
+        gc.freeze()
         torch.manual_seed(0)
         result = case(rank, *arguments, **options)
         found = _settle(rank.device)
