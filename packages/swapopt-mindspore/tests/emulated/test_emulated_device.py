@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import mindspore
 import pytest
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, mint, nn
 from mindspore import dtype as mstype
 from steps import adopted, bits, follow, host_tensor, is_all_nan, random
 
@@ -91,8 +93,8 @@ def test_an_adam_step_through_the_device_is_the_step_without_it(device: Emulated
     assert [bits(mirror) for mirror in mirrors] == [bits(state) for state in native_states]
 
 
-def adam() -> tuple[nn.Adam, Parameter]:
-    parameter = Parameter(Tensor(random((64, 16))), name="w")
+def adam(shape: tuple[int, ...] = (64, 16)) -> tuple[nn.Adam, Parameter]:
+    parameter = Parameter(Tensor(random(shape)), name="w")
     return nn.Adam([parameter], 0.01), parameter
 
 
@@ -138,12 +140,43 @@ def test_an_update_of_a_host_mirror_is_refused(device: EmulatedDevice) -> None:
         raise AssertionError("the update does not begin")
 
 
+LARGE = (2**21,)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_update_is_done_when_its_block_ends(device: EmulatedDevice, fails: bool) -> None:
+    optimizer, parameter = adam(LARGE)
+    memory = parameter.asnumpy()  # reading this waits for nothing
+    states = [optimizer.moment1[0], optimizer.moment2[0]]
+    gradient = Tensor(random(LARGE, 1))
+    with (
+        pytest.raises(KeyError) if fails else nullcontext(),
+        device.updating("Adam", reads=[gradient], writes=[parameter, *states], launches=1),
+    ):
+        update(optimizer, parameter, *states, gradient)
+        if fails:
+            raise KeyError
+    after = memory.tobytes()
+    assert after == bits(parameter)
+    assert after != random(LARGE).tobytes()
+
+
+def test_what_fails_in_the_background_is_raised_by_the_update(device: EmulatedDevice) -> None:
+    state = adopted(device, random((4,)))
+    with (
+        pytest.raises(RuntimeError, match="FillScalar unregistered"),
+        device.updating("Adam", reads=[], writes=[state], launches=1),
+    ):
+        mint.full((2,), 1.0)  # which has no CPU kernel
+
+
 def test_what_fails_in_an_update_is_what_is_raised(device: EmulatedDevice) -> None:
     state = adopted(device, random((4,)))
     with (
         pytest.raises(KeyError, match="the update's own"),
         device.updating("Adam", reads=[], writes=[state], launches=1),
     ):
+        mint.full((2,), 1.0)
         raise KeyError("the update's own")
 
 

@@ -49,13 +49,17 @@ def test_an_event_that_is_not_reached_lets_nothing_happen(device: EmulatedDevice
     assert bits(mirror) == NEW.tobytes()
 
 
+@pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("ordered", [True, False])
-def test_an_update_reads_what_it_waited_for(device: EmulatedDevice, ordered: bool) -> None:
+def test_an_update_sees_what_it_waited_for(
+    device: EmulatedDevice, ordered: bool, writes: bool
+) -> None:
     state, mirror = adopted(device, OLD), host_tensor(device, NEW)
     device.copy(device.h2d, state, mirror)
     if ordered:
         follow(device, device.compute_stream(), device.h2d)
-    with device.updating("Adam", reads=[], writes=[state], launches=1):
+    touched = ([], [state]) if writes else ([state], [])
+    with device.updating("Adam", reads=touched[0], writes=touched[1], launches=1):
         assert is_all_nan(state) is not ordered
         assert (bits(state) == NEW.tobytes()) is ordered
 
@@ -96,7 +100,7 @@ def test_memory_is_freed_after_its_offload(device: EmulatedDevice, ordered: bool
     assert is_all_nan(mirror) is not ordered
 
 
-def test_freed_memory_takes_the_copies_before_its_offload_along(device: EmulatedDevice) -> None:
+def test_a_copy_through_memory_that_is_freed(device: EmulatedDevice) -> None:
     arena = device.new_arena(64)
     arena.allocate()
     view = arena.view(mstype.float32, 0, SHAPE)
@@ -111,6 +115,16 @@ def test_freed_memory_takes_the_copies_before_its_offload_along(device: Emulated
     assert is_all_nan(target)
     device.synchronize()
     assert bits(target) == NEW.tobytes()
+
+
+def test_a_prefetch_that_nobody_used_does_not_come_back(device: EmulatedDevice) -> None:
+    state, mirror = adopted(device, OLD), host_tensor(device, NEW)
+    device.copy(device.h2d, state, mirror)
+    follow(device, device.compute_stream(), device.h2d)
+    device.release(state)
+    device.restore(state)
+    device.synchronize()
+    assert is_all_nan(state)
 
 
 def test_a_state_that_nobody_has_any_more_is_offloaded_all_the_same(

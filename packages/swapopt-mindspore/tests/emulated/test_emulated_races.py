@@ -155,19 +155,30 @@ def test_what_the_host_wrote_before_a_copy_is_ordered_before_it(device: Emulated
 
 
 @pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("noticed_by", ["event", "stream", "device"])
 def test_host_memory_is_dropped_after_its_last_copy(
-    collecting: EmulatedDevice, ordered: bool
+    collecting: EmulatedDevice, ordered: bool, noticed_by: str
 ) -> None:
     device = collecting
     state, mirror = adopted(device, random(SHAPE)), host_tensor(device, random(SHAPE, 1))
     device.copy(device.d2h, mirror, state)
+    event = recorded(device, device.d2h)
     if ordered:
         device.d2h.synchronize()
     del mirror
     gc.collect()
-    device.synchronize()
+    {"event": event, "stream": device.d2h, "device": device}[noticed_by].synchronize()
     kinds = [race.kind for race in device.take_races()]
     assert kinds == ([] if ordered else ["released while in use"])
+
+
+def test_memory_may_be_freed_when_the_host_has_waited(device: EmulatedDevice) -> None:
+    state, mirror = adopted(device, random(SHAPE)), host_tensor(device, random(SHAPE, 1))
+    device.copy(device.d2h, mirror, state)
+    device.d2h.synchronize()
+    device.release(state)
+    device.empty(SHAPE, mstype.float32)
+    assert device.take_races() == []
 
 
 def test_only_the_bytes_that_are_shared_race(collecting: EmulatedDevice) -> None:

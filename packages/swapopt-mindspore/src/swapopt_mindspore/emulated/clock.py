@@ -128,7 +128,6 @@ class Scheduler:
         self._follow_host(stream)
         actor = self._actors[stream]
         actor.seen.join(point.seen)
-        actor.seen.tick(stream)
         actor.time_ns = max(actor.time_ns, self._time_of(point))
 
     def host_waits(self, point: Point, operation: str) -> None:

@@ -7,7 +7,7 @@ NaN until then, so that reading it too early gives wrong numbers. Copies keep no
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from swapopt_mindspore.emulated.addresses import ByteRange
@@ -28,7 +28,6 @@ def poison(where: ByteRange) -> None:
 class _Copy:
     stream: ActorId
     tick: int
-    seen: VectorClock
     source: ByteRange
     destination: ByteRange
     held: bytes | None = None  # what the source was when its memory was given back
@@ -36,16 +35,14 @@ class _Copy:
     def is_before(self, seen: VectorClock) -> bool:
         return seen.covers(self.stream, self.tick)
 
-    def touches(self, where: ByteRange) -> bool:
-        reads = self.held is None and self.source.overlaps(where)
-        return reads or self.destination.overlaps(where)
+    def reads(self, where: ByteRange) -> bool:
+        return self.held is None and self.source.overlaps(where)
 
-    def conflicts_with(self, later: _Copy) -> bool:
-        writes_what_it_touches = self.destination.overlaps(later.destination) or (
-            later.held is None and self.destination.overlaps(later.source)
-        )
-        reads = self.held is None and self.source.overlaps(later.destination)
-        return writes_what_it_touches or reads
+    def writes(self, where: ByteRange) -> bool:
+        return self.destination.overlaps(where)
+
+    def touches(self, where: ByteRange) -> bool:
+        return self.reads(where) or self.writes(where)
 
     def run(self) -> None:
         origin = self.source.begin if self.held is None else self.held
@@ -58,7 +55,10 @@ def copy_now(destination: ByteRange, source: ByteRange) -> None:
 
 
 class LateCopies:
-    """The copies that have been issued and have not happened.
+    """The copies that have been issued and have not happened, in the order of issue.
+
+    None of them is ordered after another that shares bytes with it: whoever issues an act calls
+    `run_before` first, for a copy as for an update.
 
     Args:
         scheduler: knows the order.
@@ -71,16 +71,14 @@ class LateCopies:
     def defer(self, stream: ActorId, destination: ByteRange, source: ByteRange) -> None:
         """Put off the copy that is the stream's present act."""
         poison(destination)
-        seen = self._scheduler.seen_by(stream)
-        self._pending.append(_Copy(stream, seen.at(stream), seen.copy(), source, destination))
+        tick = self._scheduler.seen_by(stream).at(stream)
+        self._pending.append(_Copy(stream, tick, source, destination))
 
-    def run_before(self, actor: ActorId, touched: Iterable[ByteRange]) -> None:
+    def run_before(self, actor: ActorId, touched: Sequence[ByteRange]) -> None:
         """The actor is about to read or write these bytes: copies it is ordered after happen."""
-        if not self._pending:
-            return
-        seen, ranges = self._scheduler.seen_by(actor), tuple(touched)
+        seen = self._scheduler.seen_by(actor)
         self._run_where(
-            lambda copy: copy.is_before(seen) and any(copy.touches(where) for where in ranges)
+            lambda copy: copy.is_before(seen) and any(copy.touches(where) for where in touched)
         )
 
     def run_before_host(self) -> None:
@@ -89,41 +87,27 @@ class LateCopies:
         self._run_where(lambda copy: copy.is_before(seen))
 
     def release(self, where: ByteRange, over: VectorClock) -> None:
-        """Memory goes away, and ``over`` is over by then.
+        """Memory is given back, and ``over`` is over by then.
 
-        A copy that reads it and is over by then goes on with the bytes as they are now. Others
-        find what comes after; a copy into it that is over has nobody left to show its bytes to.
+        A copy from it that is over by then goes on with the bytes as they are now, and one into
+        it has nobody left to show its bytes to. Those that are not over find what comes after.
         """
-        for copy in [copy for copy in self._pending if copy.touches(where)]:
-            if copy not in self._pending or not copy.is_before(over):
-                continue
-            if copy.destination.overlaps(where):
-                self._run_in_order(copy)
-            else:
-                self._run_those_before(copy)
+        for copy in self._pending:
+            if copy.reads(where) and copy.is_before(over):
                 copy.held = ctypes.string_at(copy.source.begin, copy.source.nbytes)
+        self._pending = [
+            copy for copy in self._pending if not (copy.writes(where) and copy.is_before(over))
+        ]
 
     def forget(self, where: ByteRange) -> None:
         """Memory no longer exists: what would touch it cannot happen."""
         self._pending = [copy for copy in self._pending if not copy.touches(where)]
 
     def _run_where(self, needed: Callable[[_Copy], bool]) -> None:
-        for copy in [copy for copy in self._pending if needed(copy)]:
-            if copy in self._pending:
-                self._run_in_order(copy)
-
-    def _run_in_order(self, copy: _Copy) -> None:
-        self._pending.remove(copy)
-        self._run_those_before(copy)
-        copy.run()
-
-    def _run_those_before(self, copy: _Copy) -> None:
-        """Run the copies that this one is ordered after and that touch its bytes."""
-        before = [
-            other
-            for other in self._pending
-            if other is not copy and other.is_before(copy.seen) and other.conflicts_with(copy)
-        ]
-        for other in before:
-            if other in self._pending:
-                self._run_in_order(other)
+        waiting = []
+        for copy in self._pending:
+            if needed(copy):
+                copy.run()
+            else:
+                waiting.append(copy)
+        self._pending = waiting

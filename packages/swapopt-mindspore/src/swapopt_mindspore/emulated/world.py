@@ -120,7 +120,7 @@ class World:
         self._begin(stream, operation, reads=[source], writes=[destination])
         duration_ns = self._profile.copy_ns(direction, destination.nbytes)
         self.scheduler.book(stream, Work(direction, operation, destination.nbytes, duration_ns))
-        if self._late and not blocking:
+        if self._late:
             self._pending.defer(stream, destination, source)
         else:
             copy_now(destination, source)
