@@ -34,15 +34,21 @@ TORCH_FLOORS = [
     {""},
 ]
 MINDSPORE_FLOORS = [
-    {"streams", "host_buffer"},
+    {"streams", "host_buffer", "local_tensor", "guard", "schedule"},
     {"device"},
     {"ascend"},
     {"choice"},
-    {"slots", "local_tensor"},
-    {"residency", "adapters.gradients", "adapters.hyperparameters"},
+    {"slots"},
+    {"residency", "layout", "adapters.gradients", "adapters.hyperparameters"},
+    {"movement", "stats"},
+    {"per_tensor", "packed"},
+    {"pipeline"},
     {"adapters.base"},
     {"adapters.adam", "adapters.adam_weight_decay", "adapters.mindformers_adamw"},
     {"adapters"},
+    {"announce"},
+    {"engine"},
+    {"optimizer"},
     {""},
 ]
 # What users of the command line need, and nobody else.

@@ -12,9 +12,16 @@ from swapopt_common import SwapOptimizerConfig
 def test_public_names() -> None:
     assert sorted(swapopt_mindspore.__all__) == [
         "HostMemoryError",
+        "MindSporeSwapOptimizer",
+        "ResidentState",
+        "StepTimes",
         "SwapConfigError",
         "SwapOptimizerConfig",
+        "SwapStats",
         "SwapStepError",
+        "TransferCounts",
+        "is_swap_optimizer",
+        "swap_optimizer",
     ]
     assert all(hasattr(swapopt_mindspore, name) for name in swapopt_mindspore.__all__)
     assert swapopt_mindspore.SwapOptimizerConfig is SwapOptimizerConfig

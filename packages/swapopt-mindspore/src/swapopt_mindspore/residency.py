@@ -69,7 +69,7 @@ def appeared(slot: MindSporeSlot, around: Surroundings) -> bool:
     MindSpore gives some states their device storage with their first update only.
     """
     device = around.device
-    if device is None or slot.resident_reason != _not_on(device):
+    if device is None or slot.resident_reason != not_on(device):
         return False
     slot.resident_reason = _resident_reason(slot.operand(), around)
     slot.swappable = slot.resident_reason is None
@@ -84,13 +84,14 @@ def _resident_reason(tensor: Tensor, around: Surroundings) -> str | None:
         "not floating point": not tensor.is_floating_point(),
         "empty": tensor.size == 0,
         f"smaller than min_numel={around.min_numel}": tensor.size < around.min_numel,
-        _not_on(device): not device.holds(tensor),
+        not_on(device): not device.holds(tensor),
     }
     reason = next((reason for reason, found in size_and_kind.items() if found), None)
     return reason or _storage_reason(tensor, around.shared_storages)
 
 
-def _not_on(device: Device) -> str:
+def not_on(device: Device) -> str:
+    """Return why a state stays that may still appear on the device."""
     return f"not on {device.name}"
 
 

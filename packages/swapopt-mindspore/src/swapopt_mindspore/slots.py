@@ -9,6 +9,8 @@ from mindspore import dtype as mstype
 
 from swapopt_common import SwapSlot, UpdateUnit
 from swapopt_mindspore.device import Device
+from swapopt_mindspore.host_buffer import HostBuffer
+from swapopt_mindspore.local_tensor import local_part
 from swapopt_mindspore.streams import Event
 
 
@@ -20,12 +22,39 @@ class MindSporeSlot(SwapSlot[Tensor, Event]):
         parameter: the optimizer's own state; its name is the state's name in a checkpoint.
         dtype, device: of the state during an update; the device is None where nothing swaps.
         resident_reason: why the state does not swap; None for one that does.
+        buffer: the host buffer its mirror lies in, once it has one.
+        host_address: where its mirror begins, in bytes.
+        device_tensor: per-tensor movement: the tensor the update sees; released between steps.
     """
 
     parameter: Parameter = field(kw_only=True)
     dtype: mstype.Type = mstype.float32
     device: Device | None = None
     resident_reason: str | None = None
+    buffer: HostBuffer | None = None
+    host_address: int = 0
+    device_tensor: Tensor | None = None
+
+    @property
+    def home(self) -> Tensor:
+        """The optimizer's own tensor; for a swapped state its data are the host mirror's."""
+        return local_part(self.parameter)
+
+    @property
+    def is_home_moved(self) -> bool:
+        """Whether somebody has given the optimizer's own tensor other data than the mirror's."""
+        return bool(self.home.data_ptr() != self.host_address)
+
+    def live_in(self, buffer: HostBuffer) -> None:
+        """Make the host mirror in a buffer, at the slot's offset; what it holds stays there."""
+        self.cpu_tensor = buffer.tensor(self.host_offset, self.shape)
+        self.host_address = self.cpu_tensor.data_ptr()
+        self.buffer = buffer
+
+    def mirror(self) -> Tensor:
+        """Return the host mirror of a swapped state."""
+        assert self.cpu_tensor is not None, "a swapped state has host memory"
+        return self.cpu_tensor
 
     def operand(self) -> Tensor:
         """Return what the update's operator reads and writes now: the valid value's tensor."""

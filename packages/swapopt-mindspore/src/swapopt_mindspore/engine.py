@@ -1,0 +1,214 @@
+"""The swapped states of one optimizer: their layout, their movement, their pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindspore import Tensor
+
+from swapopt_common import SlotState, SwapConfigError, SwapOptimizerConfig, move_slots
+from swapopt_mindspore import announce
+from swapopt_mindspore.device import Device
+from swapopt_mindspore.layout import Batch, SwapLayout
+from swapopt_mindspore.movement import BatchEvents, StepBatch
+from swapopt_mindspore.packed import PackedMovement
+from swapopt_mindspore.per_tensor import PerTensorMovement
+from swapopt_mindspore.pipeline import PipelineSwapRuntime, UpdateBatch
+from swapopt_mindspore.slots import MindSporeSlot, MindSporeUnit
+from swapopt_mindspore.streams import Edge, wait
+
+Value = tuple[MindSporeSlot, Tensor]
+"""A swapped state, and the tensor that holds what is to be in its mirror."""
+
+NO_HOST_MEMORY = "no pinned host memory was left for it"
+
+
+class SwapEngine:
+    """Decides once how states move, and keeps what was built for that.
+
+    Args:
+        device: where updates run.
+        config: the user's configuration.
+        packed_by_default: what ``packed_swap=None`` means for this optimizer.
+        synchronous: make every copy block the host.
+
+    Attributes:
+        layout: which state is where.
+        runtime: what executes steps.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        config: SwapOptimizerConfig,
+        *,
+        packed_by_default: bool,
+        synchronous: bool,
+    ) -> None:
+        packed = packed_by_default if config.packed_swap is None else config.packed_swap
+        self._device = device
+        self._synchronous = synchronous
+        self._events: dict[Batch, BatchEvents] = {}
+        self.layout = SwapLayout(device, config.swap_times, packed=packed)
+        self.runtime = self._new_runtime()
+
+    def _new_runtime(self) -> PipelineSwapRuntime:
+        movement = (
+            PackedMovement(self._device, self.layout)
+            if self.layout.packed
+            else PerTensorMovement(self._device)
+        )
+        return PipelineSwapRuntime(self._device, movement, synchronous=self._synchronous)
+
+    def attach(self, units: Sequence[MindSporeUnit]) -> None:
+        """Lay out all units, and move the states that swap to the host.
+
+        Blocks the host until they are there: the memory they leave is free afterwards.
+
+        Raises:
+            HostMemoryError: no state has moved.
+        """
+        self._device.adopt([unit.param for unit in units])
+        self._device.adopt([slot.operand() for unit in units for slot in unit.slots])
+        self.layout.plan(units)
+        self._move_in(self.layout.materialise())
+        announce.log_layout(self._device, self.layout, units)
+
+    def welcome(self, late: Sequence[MindSporeSlot], units: Sequence[MindSporeUnit]) -> None:
+        """Take in states whose device storage has appeared since; see `attach`.
+
+        They join the batch of their parameter. If nothing has been swapped yet, all ``units`` are
+        laid out anew instead.
+
+        Raises:
+            HostMemoryError: they stay on the device, for good.
+        """
+        self.settle()
+        try:
+            if not self.layout.has_mirrors:
+                self.layout.plan(units)
+            self._move_in(self.layout.materialise())
+        finally:
+            for slot in late:
+                if slot.buffer is None:
+                    slot.swappable, slot.resident_reason = False, NO_HOST_MEMORY
+        announce.log_layout(self._device, self.layout, units)
+
+    def run(self, units: Sequence[MindSporeUnit], step_batch: UpdateBatch) -> None:
+        """Update ``units`` batch by batch; see `PipelineSwapRuntime.run_pipeline`."""
+        if units:
+            self.runtime.run_pipeline(self._step_batches(units), step_batch)
+
+    def settle(self) -> None:
+        """Block the host until all offloads are complete: the mirrors can be read."""
+        self.runtime.settle()
+
+    def take_in_moved(self) -> None:
+        """Take over values that somebody put in place of our mirrors, as loading weights does.
+
+        Raises:
+            SwapConfigError: a value has another shape or dtype; nothing has changed.
+        """
+        moved = [slot for slot in self.layout.slots() if slot.is_home_moved]
+        if not moved:
+            return
+        values = [(slot, slot.home) for slot in moved]
+        for slot, value in values:
+            _check_fits(slot, value)
+        self.store(values)
+        _expose_mirrors(moved)
+
+    def store(self, values: Sequence[Value]) -> None:
+        """Let the mirrors of swapped states hold these values; blocks the host."""
+        self.settle()
+        on_device = [(slot, tensor) for slot, tensor in values if self._device.holds(tensor)]
+        self._device.adopt([tensor for _, tensor in on_device])
+        self._fetch(on_device)
+        for slot, tensor in values:
+            if not self._device.holds(tensor):
+                slot.mirror().copy_(tensor)
+
+    def restore(self) -> None:
+        """Give the states back to the optimizer, on the device; blocks the host.
+
+        Raises:
+            DeviceMemoryError: they do not fit; they stay in host memory.
+        """
+        self.settle()
+        slots = [slot for slot in self.layout.slots() if not slot.is_home_moved]
+        device, event = self._device, self._device.new_event()
+        restored = [(slot, device.empty(slot.shape, slot.dtype)) for slot in slots]
+        event.record(device.compute_stream())
+        wait(device.h2d, event, Edge.ALLOCATED)
+        for slot, tensor in restored:
+            device.copy(device.h2d, tensor, slot.mirror(), blocking=self._synchronous)
+        event.record(device.h2d)
+        event.synchronize()
+        for slot, tensor in restored:
+            slot.home.data = tensor
+
+    def _move_in(self, slots: Sequence[MindSporeSlot]) -> None:
+        """Copy states that have just been given host memory there; their device memory is freed."""
+        move_slots(slots, SlotState.D2H)
+        try:
+            self._fetch([(slot, slot.operand()) for slot in slots])
+        except BaseException:
+            move_slots(slots, SlotState.DEVICE)
+            raise
+        move_slots(slots, SlotState.HOST)
+        for slot in slots:
+            slot.tensor = slot.cpu_tensor
+        _expose_mirrors(slots, self._device)
+        self.runtime = self._new_runtime()
+
+    def _fetch(self, values: Sequence[Value]) -> None:
+        """Copy device tensors into mirrors; blocks the host until that is done."""
+        device, event = self._device, self._device.new_event()
+        event.record(device.compute_stream())
+        wait(device.d2h, event, Edge.SETTLED)
+        for slot, tensor in values:
+            device.copy(device.d2h, slot.mirror(), tensor, blocking=self._synchronous)
+        event.record(device.d2h)
+        event.synchronize()
+
+    def _step_batches(self, units: Sequence[MindSporeUnit]) -> list[StepBatch]:
+        found: dict[Batch, list[MindSporeUnit]] = {}
+        for unit in units:
+            assert unit.batch_index is not None, "all units are planned when wrapping"
+            found.setdefault(self.layout.batches[unit.batch_index], []).append(unit)
+        step_batches: list[StepBatch] = []
+        for batch, its_units in found.items():
+            slots = [slot for unit in its_units for slot in unit.swapped()]
+            if slots or not step_batches:
+                whole = len(its_units) == len(batch.units)
+                events = self._events_of(batch)
+                step_batches.append(StepBatch(batch, its_units, slots, events, whole))
+            else:
+                # Nothing to move here: a turn of its own would only hold the next prefetch up.
+                step_batches[-1].units.extend(its_units)
+        return step_batches
+
+    def _events_of(self, batch: Batch) -> BatchEvents:
+        events = self._events.get(batch)
+        if events is None:
+            events = self._events[batch] = BatchEvents(self._device)
+        return events
+
+
+def _expose_mirrors(slots: Sequence[MindSporeSlot], device: Device | None = None) -> None:
+    """Let the optimizer's own tensors be the mirrors; with a device, free what they were."""
+    for slot in slots:
+        home = slot.home
+        former = home.data  # a tensor of its own that keeps the memory for a moment
+        home.data = slot.mirror()
+        if device is not None:
+            device.release(former)
+
+
+def _check_fits(slot: MindSporeSlot, value: Tensor) -> None:
+    if tuple(value.shape) != slot.shape or value.dtype != slot.dtype:
+        raise SwapConfigError(
+            f"{slot.parameter.name} was replaced by a tensor of shape {tuple(value.shape)} and "
+            f"dtype {value.dtype}; the optimizer's state is of shape {slot.shape} and dtype "
+            f"{slot.dtype}. Load states that fit, or wrap a new optimizer."
+        )

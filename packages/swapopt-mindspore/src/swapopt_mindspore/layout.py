@@ -1,0 +1,177 @@
+"""The static layout: which states swap, in which batch, and where in host memory they live.
+
+Made when an optimizer is wrapped; states that turn out later to be on the device are added to it
+(docs/design.md, "The layout is static").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from mindspore import dtype as mstype
+
+from swapopt_common import partition
+from swapopt_mindspore.device import ARENA_ALIGNMENT_BYTES, Device
+from swapopt_mindspore.host_buffer import HostBuffer, numpy_dtype
+from swapopt_mindspore.schedule import WINDOW
+from swapopt_mindspore.slots import MindSporeSlot, MindSporeUnit
+
+SLOT_ALIGNMENT_BYTES = 64
+"""Where states begin in a host buffer and in an arena: operators want no less on Ascend."""
+
+
+@dataclass(eq=False, slots=True)
+class Region:
+    """States of one dtype in one batch: neighbours in a host buffer, and so in an arena.
+
+    Attributes:
+        buffer: the host memory of their mirrors, from its offset 0.
+        slots: the states, in the order in which they lie there.
+        arena_offset_bytes: where they begin in a staging arena.
+    """
+
+    buffer: HostBuffer
+    slots: list[MindSporeSlot]
+    arena_offset_bytes: int
+
+
+@dataclass(eq=False, slots=True)
+class Batch:
+    """A contiguous run of units that is on the device together.
+
+    Attributes:
+        units: its units, in the optimizer's order, whether they have a gradient or not.
+        regions: its states: one region per dtype, and further ones for states added later.
+    """
+
+    units: list[MindSporeUnit]
+    regions: list[Region] = field(default_factory=list)
+
+    @property
+    def packed_nbytes(self) -> int:
+        """Bytes of staging arena it needs: its regions, each from a 512-byte boundary."""
+        return sum(round_up(region.buffer.nbytes) for region in self.regions)
+
+    @property
+    def separate_nbytes(self) -> int:
+        """Device bytes of its states in storages of their own, in 512-byte blocks."""
+        return sum(round_up(slot.storage_nbytes) for slot in self.slots())
+
+    def slots(self) -> list[MindSporeSlot]:
+        """Return its states that swap."""
+        return [slot for region in self.regions for slot in region.slots]
+
+
+def round_up(nbytes: int) -> int:
+    """Round bytes up to a multiple of 512."""
+    return -(-nbytes // ARENA_ALIGNMENT_BYTES) * ARENA_ALIGNMENT_BYTES
+
+
+def aligned_numel(slot: MindSporeSlot) -> int:
+    """Return the elements a state takes in a buffer: the next one begins on a boundary."""
+    step = SLOT_ALIGNMENT_BYTES // numpy_dtype(slot.dtype).itemsize
+    return -(-slot.numel // step) * step
+
+
+class SwapLayout:
+    """Batches over all swapped states of one optimizer.
+
+    Args:
+        device: where they are updated.
+        swap_times: the number of batches to aim for.
+        packed: whether states move through two staging arenas or in storages of their own.
+
+    Attributes:
+        batches: in the order of their making.
+    """
+
+    def __init__(self, device: Device, swap_times: int, *, packed: bool) -> None:
+        self._device = device
+        self._swap_times = swap_times
+        self.packed = packed
+        self.batches: list[Batch] = []
+
+    @property
+    def arena_nbytes(self) -> int:
+        """Bytes of one staging arena: what the largest batch needs."""
+        return max((batch.packed_nbytes for batch in self.batches), default=0)
+
+    @property
+    def arena_count(self) -> int:
+        """How many staging arenas a step takes at most: two, or one for a single batch."""
+        return min(WINDOW, sum(1 for batch in self.batches if batch.regions))
+
+    @property
+    def bound_nbytes(self) -> int:
+        """Most bytes of swapped state on the device at any time: any two batches.
+
+        Packed: the arenas. Per-tensor: the two largest batches, since parameters without a
+        gradient may drop those between them from a step.
+        """
+        if self.packed:
+            return self.arena_count * self.arena_nbytes
+        return sum(sorted(batch.separate_nbytes for batch in self.batches)[-WINDOW:])
+
+    @property
+    def has_mirrors(self) -> bool:
+        """Whether any state has host memory."""
+        return any(batch.regions for batch in self.batches)
+
+    def slots(self) -> list[MindSporeSlot]:
+        """Return the states that have host memory."""
+        return [slot for batch in self.batches for slot in batch.slots()]
+
+    def explain_arenas(self) -> str:
+        """Return what a user needs to know when the arenas do not fit."""
+        largest = max(self.batches, key=lambda batch: batch.packed_nbytes)
+        advice = (
+            "A larger swap_times makes them smaller"
+            if sum(1 for unit in largest.units if unit.swapped()) > 1
+            else "That is what the largest parameter's states take, which no swap_times makes "
+            "smaller; packed_swap=False needs less where batches are uneven"
+        )
+        return (
+            f"The staging arenas do not fit on {self._device.name}: a step takes "
+            f"{self.arena_count} of {self.arena_nbytes:,} bytes. {advice}."
+        )
+
+    def plan(self, units: Sequence[MindSporeUnit]) -> None:
+        """Divide all units of an optimizer into batches; forgets batches without host memory."""
+        assert not self.has_mirrors, "states with host memory stay in their batch"
+        self.batches = [Batch(run) for run in partition(units, self._swap_times)]
+        for index, batch in enumerate(self.batches):
+            for unit in batch.units:
+                unit.batch_index = index
+
+    def materialise(self) -> list[MindSporeSlot]:
+        """Give host memory to swapped states that have none; return them.
+
+        They lie, as zeros, in one buffer per batch and dtype, in the order of the units.
+
+        Raises:
+            HostMemoryError: no memory; nothing has changed.
+        """
+        placed = [
+            (batch, slots, self._device.allocate_host(sum(map(aligned_numel, slots)), dtype))
+            for batch in self.batches
+            for dtype, slots in _homeless_by_dtype(batch.units).items()
+        ]
+        for batch, slots, buffer in placed:
+            offsets = accumulate(map(aligned_numel, slots), initial=0)
+            for slot, host_offset in zip(slots, offsets, strict=False):
+                slot.host_offset = host_offset
+                slot.packed = self.packed
+                slot.live_in(buffer)
+            batch.regions.append(Region(buffer, slots, batch.packed_nbytes))
+        return [slot for _, slots, _ in placed for slot in slots]
+
+
+def _homeless_by_dtype(units: Iterable[MindSporeUnit]) -> dict[mstype.Type, list[MindSporeSlot]]:
+    by_dtype: dict[mstype.Type, list[MindSporeSlot]] = {}
+    for unit in units:
+        for slot in unit.swapped():
+            if slot.buffer is None:
+                by_dtype.setdefault(slot.dtype, []).append(slot)
+    return by_dtype

@@ -1,0 +1,275 @@
+"""`swap_optimizer` and the optimizer it returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore import Tensor, nn
+from mindspore.context import GRAPH_MODE, get_context
+from mindspore.graph.api import _run_in_jit
+
+from swapopt_common import SwapConfigError, SwapOptimizerConfig
+from swapopt_mindspore import announce, guard
+from swapopt_mindspore.adapters import MindFormersAdamWAdapter, make_adapter
+from swapopt_mindspore.choice import resolve_device
+from swapopt_mindspore.device import Device
+from swapopt_mindspore.engine import SwapEngine
+from swapopt_mindspore.slots import MindSporeSlot
+from swapopt_mindspore.stats import SwapStats, TransferCounts, collect_stats
+
+
+def swap_optimizer(
+    optimizer: nn.Optimizer,
+    config: SwapOptimizerConfig | None = None,
+    *,
+    synchronous: bool = False,
+    device: Device | None = None,
+) -> MindSporeSwapOptimizer:
+    """Wrap an Adam or AdamW optimizer so that its states live in pinned host memory.
+
+    The states are copied to the host at once, and their device memory is given back. During a
+    step they visit the device batch by batch. Results equal the wrapped optimizer's bit for bit.
+    Wrap it before its first step: its compiled step would go on holding the device memory that
+    the states had then.
+
+    Args:
+        optimizer: a mindspore.nn.Adam, a mindspore.nn.AdamWeightDecay, or MindFormers' PyNative
+            AdamW. It keeps its parameters and its states, but must not be called any more.
+        config: what to swap and how; the defaults suit most models. ``packed_swap=None`` means
+            packed for MindFormers' AdamW, and per tensor for the other two.
+        synchronous: make every copy block the host. Slow; for finding faults, or where
+            asynchronous copies must be ruled out.
+        device: where the updates run; None takes Ascend where it is MindSpore's target, or the
+            `emulated.EmulatedDevice` whose ``with`` block this call is in. Where there is
+            neither, nothing swaps, and a warning says so.
+
+    Returns:
+        An optimizer to use in place of ``optimizer``, in PyNative mode.
+
+    Raises:
+        ValueError: the optimizer or its settings cannot be served; nothing has changed.
+        HostMemoryError: pinned host memory ran out; nothing has changed.
+    """
+    if config is not None and not isinstance(config, SwapOptimizerConfig):
+        raise SwapConfigError(
+            f"config must be a SwapOptimizerConfig or None, found {config!r}. Write for example "
+            "swap_optimizer(optimizer, SwapOptimizerConfig(swap_times=16))."
+        )
+    return MindSporeSwapOptimizer(
+        optimizer, config or SwapOptimizerConfig(), synchronous=synchronous, device=device
+    )
+
+
+def is_swap_optimizer(optimizer: object) -> bool:
+    """Say whether ``optimizer`` came from `swap_optimizer`."""
+    return isinstance(optimizer, MindSporeSwapOptimizer)
+
+
+class MindSporeSwapOptimizer(nn.Optimizer):
+    """An optimizer whose states live in pinned host memory between steps.
+
+    Made by `swap_optimizer`. Seen as a cell it is the wrapped optimizer: it has the same
+    parameters under the same names. Attributes that it does not have itself are the wrapped
+    optimizer's.
+    """
+
+    _base: nn.Optimizer
+
+    # nn.Optimizer.__init__ is not called: it would make groups and counters of its own.
+    def __init__(
+        self,
+        optimizer: nn.Optimizer,
+        config: SwapOptimizerConfig,
+        *,
+        synchronous: bool = False,
+        device: Device | None = None,
+    ) -> None:
+        _refuse_graph_mode()
+        guard.refuse_swapped(optimizer)
+        adapter = make_adapter(optimizer, config)
+        nn.Cell.__init__(self, auto_prefix=False)
+        # Not as a cell inside this one: the names of its parameters would change.
+        object.__setattr__(self, "_base", optimizer)
+        self._params, self._cells = optimizer._params, optimizer._cells
+        self._adapter = adapter
+        self._state_ids: frozenset[int] = frozenset()
+        self._unswapped = False
+        self._engine: SwapEngine | None = None
+        swaps_on = device or resolve_device()
+        units = adapter.register_units(swaps_on)
+        self._state_ids = frozenset(id(slot.parameter) for unit in units for slot in unit.slots)
+        # Warnings come before anything changes: they may be errors.
+        if config.include_master_params and "master_param" not in adapter.state_keys():
+            announce.warn_of_no_masters(adapter.serves)
+        if swaps_on is None:
+            announce.warn_of_no_device()
+        else:
+            announce.warn_of_no_effect(units, swaps_on)
+            self._engine = SwapEngine(
+                swaps_on,
+                config,
+                packed_by_default=adapter.packed_by_default,
+                synchronous=synchronous,
+            )
+        self._attach()
+
+    def _attach(self) -> None:
+        try:
+            if self._engine is not None:
+                self._engine.attach(self._adapter.units)
+            guard.take_step_away(self._base)
+        except BaseException:
+            if self._engine is not None:
+                self._engine.restore()
+            guard.give_step_back(self._base)
+            raise
+
+    def __call__(self, *gradients: Any) -> tuple[bool | None, ...]:
+        """Take a step; see `construct`."""
+        _refuse_graph_mode()
+        results: tuple[bool | None, ...] = super().__call__(*gradients)  # type: ignore[no-untyped-call]
+        return results
+
+    def construct(self, gradients: tuple[Tensor | None, ...]) -> tuple[bool | None, ...]:
+        """Update every parameter that has a gradient.
+
+        Updates run on the caller's current stream; work issued there afterwards sees the new
+        parameters. Copies run on streams of their own; the last offload may still be under way
+        when this returns.
+
+        Args:
+            gradients: one per parameter, in the order of ``parameters``; None for a parameter
+                that took no part in the loss, which leaves it and its states alone. (The native
+                optimizers raise for None.)
+
+        Returns:
+            For every parameter True, or None if it had no gradient.
+
+        Raises:
+            ValueError: the gradients are not that, or the call is inside a function that
+                MindSpore compiles; nothing has moved.
+            SwapStepError: something failed after some parameters had been updated.
+        """
+        # What a compiler sees of this method is the raise alone: it takes this branch.
+        if _run_in_jit():  # @jit.cond: True
+            raise ValueError(
+                "a swapped optimizer cannot be part of a compiled graph, which would keep the "
+                "memory its states had when it was compiled. Call it in PyNative mode, outside of "
+                "functions decorated with jit; forward and backward may be compiled."
+            )
+        return self._step(gradients)
+
+    def _step(self, gradients: tuple[Tensor | None, ...]) -> tuple[bool | None, ...]:
+        self._check_not_unswapped()
+        adapter, engine = self._adapter, self._engine
+        if engine is not None:
+            engine.take_in_moved()
+        try:
+            adapter.prepare_step(gradients)
+            units = adapter.iter_update_units()
+            if engine is not None:
+                engine.run(units, adapter.step_batch)
+            else:
+                adapter.step_batch(units)
+            adapter.finish_step()
+        except BaseException:
+            adapter.abandon_step()
+            raise
+        finally:
+            adapter.drop_gradients()
+        if engine is not None:
+            late = adapter.refresh_swappable_slots(adapter.units)
+            if late:
+                engine.welcome(late, adapter.units)
+        return adapter.results
+
+    def synchronize(self) -> None:
+        """Block the host until the last step's offloads are done.
+
+        Afterwards the wrapped optimizer's own state parameters hold the new values.
+        """
+        if self._engine is not None and not self._unswapped:
+            self._engine.settle()
+            self._engine.take_in_moved()
+
+    def swap_stats(self) -> SwapStats:
+        """Return what swaps, what stays and why, and what the last step moved.
+
+        Moves nothing. Blocks the host until the last step's copies are done, whose times it reads.
+        """
+        self.synchronize()
+        if self._engine is None:
+            return collect_stats(self._adapter.units, None, TransferCounts(), None)
+        runtime = self._engine.runtime
+        return collect_stats(
+            self._adapter.units, self._engine.layout, runtime.counts, runtime.last_times()
+        )
+
+    def unswap(self) -> nn.Optimizer:
+        """Undo the swapping: return the wrapped optimizer, its states on the device.
+
+        It steps eagerly from then on: a step that it compiled before it was wrapped would go on
+        with the memory its states had then. Results are the same. This object refuses to step.
+
+        Raises:
+            DeviceMemoryError: the states do not fit; they stay swapped.
+        """
+        self._check_not_unswapped()
+        self.synchronize()
+        if self._engine is not None:
+            self._engine.restore()
+        guard.give_step_back(self._base)
+        guard.step_eagerly(self._base)
+        self._unswapped = True
+        self._engine = None
+        self._adapter.units = []
+        base: nn.Optimizer = self._base
+        return base
+
+    def reload_main_params_from_model(self) -> None:
+        """Let the fp32 masters have the model parameters' values, wherever the masters are.
+
+        For weights that were loaded into the model behind the optimizer's back, as MindFormers'
+        own method. Blocks the host until it is done.
+
+        Raises:
+            ValueError: the optimizer has no masters.
+        """
+        self._check_not_unswapped()
+        if not isinstance(self._adapter, MindFormersAdamWAdapter):
+            raise SwapConfigError(
+                f"{self._adapter.serves} owns no master parameters; MindFormers AdamW does."
+            )
+        self.synchronize()
+        self._adapter.reload_masters(self._store)
+
+    def _store(self, slot: MindSporeSlot, value: Tensor) -> None:
+        if self._engine is not None and slot.swappable:
+            self._engine.store([(slot, value)])
+        else:
+            slot.operand().copy_(value)
+
+    def _check_not_unswapped(self) -> None:
+        if self._unswapped:
+            raise RuntimeError(
+                "unswap() gave this optimizer's states back to the one it wrapped: call that one, "
+                "or wrap it again."
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the wrapped optimizer's attribute; states are complete (invariant 3)."""
+        if name == "_base":  # asked for before it is there
+            raise AttributeError(name)
+        value = getattr(self._base, name)
+        if isinstance(value, (tuple, list)) and any(id(item) in self._state_ids for item in value):
+            self.synchronize()
+        return value
+
+
+def _refuse_graph_mode() -> None:
+    if get_context("mode") == GRAPH_MODE:
+        raise SwapConfigError(
+            "MindSpore is in GRAPH_MODE, whose compiled steps would keep the memory that the "
+            "states had when they were compiled. Call mindspore.set_context(mode="
+            "mindspore.PYNATIVE_MODE) to swap optimizer states."
+        )

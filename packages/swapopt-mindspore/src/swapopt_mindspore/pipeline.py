@@ -1,0 +1,254 @@
+"""The one loop that executes a step's schedule on streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mindspore import Tensor
+
+from swapopt_common import SlotState, SwapStepError, move_slots
+from swapopt_mindspore.device import Device
+from swapopt_mindspore.local_tensor import local_part
+from swapopt_mindspore.movement import BatchEvents, Movement, Progress, StepBatch
+from swapopt_mindspore.schedule import WINDOW, Verb, schedule
+from swapopt_mindspore.slots import MindSporeSlot, MindSporeUnit
+from swapopt_mindspore.stats import StepTimes, TransferCounts
+from swapopt_mindspore.streams import Edge, Event, wait
+
+UpdateBatch = Callable[[Sequence[MindSporeUnit]], None]
+
+
+class PipelineSwapRuntime:
+    """Executes schedules: issues copies, updates and waits; never waits on the host in a step.
+
+    The end of a step is in stream order, too: the caller's stream waits for the last offloads
+    before their device memory is given back, because MindSpore's allocator cannot be told of
+    other streams that use it. So a later step, of this or another optimizer, is behind them
+    without the host having to wait for them (docs/design.md invariant 7).
+
+    Args:
+        device: where updates run.
+        movement: where states are while they are on the device.
+        synchronous: make every copy block the host until it is done.
+    """
+
+    def __init__(self, device: Device, movement: Movement, *, synchronous: bool) -> None:
+        self._device = device
+        self._movement = movement
+        self._synchronous = synchronous
+        self._batches: Sequence[StepBatch] = ()
+        self._step_batch: UpdateBatch = _no_update
+        self._failed = False
+        self._tail: Event | None = None
+        self.counts = TransferCounts()
+        self._used: list[BatchEvents] = []
+        self._left: list[BatchEvents] = []
+
+    def run_pipeline(self, batches: Sequence[StepBatch], step_batch: UpdateBatch) -> None:
+        """Update all batches; returns when everything is issued, not when it is done.
+
+        Updates run on the caller's current stream. Work that the caller issues there afterwards
+        sees the updated parameters.
+
+        Raises:
+            SwapStepError: something failed when updates had begun; chains the cause. Before that
+                the cause itself is raised. Either way all states are in their host mirrors again
+                and no device memory is held.
+        """
+        self.recover()
+        self._batches, self._step_batch = batches, step_batch
+        self.counts = TransferCounts()
+        self._used = [batch.events for batch in batches]
+        self._left = []
+        try:
+            reuses_memory = self._movement.reuses_memory
+            for verb, position in schedule(len(batches), reuses_memory=reuses_memory):
+                self._execute(verb, position)
+        except BaseException as error:
+            self._failed = True
+            outcome = _outcome(batches, error)
+            self.recover()
+            if outcome is not None and isinstance(error, Exception):
+                raise outcome from error
+            raise
+        self._end_step()
+
+    def recover(self) -> None:
+        """Bring every state of a failed step home and free the memory (invariant 6).
+
+        Does nothing if no step has failed. May itself be interrupted: the next call goes on.
+        """
+        if not self._failed:
+            return
+        self._used = self._left = []
+        self._device.synchronize()
+        for position, batch in enumerate(self._batches):
+            if batch.progress in (Progress.UPDATING, Progress.UPDATED):
+                self._bring_home(position, batch)
+            _land(batch.slots)
+            batch.progress = Progress.RELEASED
+        self._movement.release_all(self._batches)
+        self._tail = None
+        self._failed = False
+        self._end_step()
+
+    def settle(self) -> None:
+        """Block the host until the last step's offloads are done: the mirrors can be read."""
+        self.recover()
+        if self._tail is not None:
+            self._tail.synchronize()
+            # Only now: a wait that is interrupted has not happened.
+            self._tail = None
+
+    def last_times(self) -> StepTimes | None:
+        """Return the times of the last step, which has completed."""
+        if not self._used:
+            return None
+        exposed_ms = sum(events.wanted.elapsed_time(events.granted) for events in self._used)
+        exposed_ms += sum(events.leaving.elapsed_time(events.left) for events in self._left)
+        h2d_ms = sum(events.prefetching.elapsed_time(events.prefetched) for events in self._used)
+        d2h_ms = sum(events.offloading.elapsed_time(events.offloaded) for events in self._used)
+        if self._synchronous:
+            exposed_ms = h2d_ms + d2h_ms  # the host waited, and no update was issued meanwhile
+        return StepTimes(h2d_ms * 1e-3, d2h_ms * 1e-3, exposed_ms * 1e-3)
+
+    def _end_step(self) -> None:
+        self._batches, self._step_batch = (), _no_update
+
+    def _execute(self, verb: Verb, position: int) -> None:
+        if verb is Verb.PREFETCH:
+            self._prefetch(position)
+        elif verb is Verb.UPDATE:
+            self._update(position)
+        elif verb is Verb.OFFLOAD:
+            self._offload(position)
+        else:
+            self._release(position)
+
+    def _prefetch(self, position: int) -> None:
+        batch, device = self._batches[position], self._device
+        events = batch.events
+        former = self._take_over(position)
+        batch.progress = Progress.PREFETCHING
+        if self._movement.acquire(position, batch):
+            events.allocated.record(device.compute_stream())
+            wait(device.h2d, events.allocated, Edge.ALLOCATED)
+        if former is not None:
+            wait(device.h2d, former.events.offloaded, Edge.REUSED)
+        move_slots(batch.slots, SlotState.H2D, events.prefetched)
+        events.prefetching.record(device.h2d)
+        for piece in self._movement.pieces(position, batch):
+            device.copy(device.h2d, piece.on_device, piece.on_host, blocking=self._synchronous)
+            self.counts.add_h2d(piece.nbytes)
+        events.prefetched.record(device.h2d)
+
+    def _take_over(self, position: int) -> StepBatch | None:
+        """Return the batch whose memory this position takes over; its states are home."""
+        if not self._movement.reuses_memory or position < WINDOW:
+            return None
+        former = self._batches[position - WINDOW]
+        _homecoming(former)
+        return former
+
+    def _update(self, position: int) -> None:
+        batch, stream = self._batches[position], self._device.compute_stream()
+        events = batch.events
+        events.wanted.record(stream)
+        wait(stream, events.prefetched, Edge.PREFETCHED)
+        events.granted.record(stream)
+        self._movement.bind(position, batch)
+        move_slots(batch.slots, SlotState.DEVICE)
+        batch.progress = Progress.UPDATING
+        with self._device.updating(
+            f"update {position}",
+            reads=[local_part(unit.grad) for unit in batch.units if unit.grad is not None],
+            writes=_written(batch.units),
+            launches=len(batch.units),
+        ):
+            self._step_batch(batch.units)
+        batch.progress = Progress.UPDATED
+        events.updated.record(stream)
+
+    def _offload(self, position: int) -> None:
+        batch, device = self._batches[position], self._device
+        events = batch.events
+        wait(device.d2h, events.updated, Edge.UPDATED)
+        events.offloading.record(device.d2h)
+        for piece in self._movement.pieces(position, batch):
+            device.copy(device.d2h, piece.on_host, piece.on_device, blocking=self._synchronous)
+            self.counts.add_d2h(piece.nbytes)
+        events.offloaded.record(device.d2h)
+        self._tail = events.offloaded
+        move_slots(batch.slots, SlotState.D2H, events.offloaded)
+        _bind_mirrors(batch.slots)
+        batch.progress = Progress.OFFLOADED
+
+    def _release(self, position: int) -> None:
+        batch, stream = self._batches[position], self._device.compute_stream()
+        events = batch.events
+        # In stream order, so that whatever the caller allocates next may be this very memory.
+        events.leaving.record(stream)
+        wait(stream, events.offloaded, Edge.OFFLOADED)
+        events.left.record(stream)
+        self._left.append(events)
+        self._movement.release(position, batch)
+        _homecoming(batch)
+
+    def _bring_home(self, position: int, batch: StepBatch) -> None:
+        device = self._device
+        for piece in self._movement.pieces(position, batch):
+            device.copy(device.d2h, piece.on_host, piece.on_device, blocking=True)
+
+
+def _no_update(units: Sequence[MindSporeUnit]) -> None:
+    raise AssertionError(f"{len(units)} units outside a step")
+
+
+def _written(units: Sequence[MindSporeUnit]) -> list[Tensor]:
+    """Return what an update of the units writes: parameters and states."""
+    written = [local_part(unit.param) for unit in units]
+    return [*written, *(slot.operand() for unit in units for slot in unit.slots)]
+
+
+def _homecoming(batch: StepBatch) -> None:
+    move_slots(batch.slots, SlotState.HOST, batch.events.offloaded)
+    batch.progress = Progress.RELEASED
+
+
+def _bind_mirrors(slots: Sequence[MindSporeSlot]) -> None:
+    """Let every slot's ``tensor`` be its host mirror again."""
+    for slot in slots:
+        slot.tensor = slot.cpu_tensor
+
+
+def _land(slots: Sequence[MindSporeSlot]) -> None:
+    """Walk slots, by allowed moves, to HOST, whose mirror holds the valid value by now."""
+    move_slots([slot for slot in slots if slot.state is SlotState.DEVICE], SlotState.D2H)
+    move_slots([slot for slot in slots if slot.state is not SlotState.HOST], SlotState.HOST)
+    _bind_mirrors(slots)
+
+
+def _outcome(batches: Sequence[StepBatch], error: BaseException) -> SwapStepError | None:
+    """Return what to say of a failed step, or None if nothing was updated."""
+    done = [i for i, batch in enumerate(batches) if batch.progress >= Progress.UPDATED]
+    begun = [i for i, batch in enumerate(batches) if batch.progress is Progress.UPDATING]
+    if not done and not begun:
+        return None
+    parts = [f"The step failed with {len(done)} of {len(batches)} batches updated"]
+    if done:
+        names = ", ".join(_name(position, batches[position]) for position in done)
+        parts.append(f": {names}. Their parameters and states hold the new values")
+    if begun:
+        parts.append(
+            f". Batch {_name(begun[0], batches[begun[0]])} was being updated: each of its "
+            "parameters holds the old or the new value, and its states with it"
+        )
+    parts.append(
+        ". All others hold the old ones; every state is back in host memory. Cause: "
+        f"{type(error).__name__}: {error}"
+    )
+    return SwapStepError("".join(parts), tuple(done), begun[0] if begun else None)
+
+
+def _name(position: int, batch: StepBatch) -> str:
+    return f"{position} ({batch.units[0].name} to {batch.units[-1].name})"

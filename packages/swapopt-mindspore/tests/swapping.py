@@ -1,0 +1,198 @@
+"""Optimizers with swapped states beside their native twins, without a model around them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+
+from cases import Case
+from swapopt_common import SwapOptimizerConfig
+from swapopt_mindspore import MindSporeSwapOptimizer, swap_optimizer
+from swapopt_mindspore.device import Device
+from training import (
+    Gradients,
+    MakeOptimizer,
+    Run,
+    Step,
+    assert_same_run,
+    collect,
+    eager,
+    train,
+)
+
+Shape = tuple[int, ...]
+
+
+def adam(params: list[Parameter]) -> nn.Optimizer:
+    """Make the optimizer of tests that are about movements: per tensor."""
+    optimizer: nn.Optimizer = nn.Adam(params, learning_rate=0.02)
+    return optimizer
+
+
+def make_parameters(
+    shapes: Sequence[Shape], dtypes: Sequence[ms.Type] = (ms.float32,), seed: int = 0
+) -> list[Parameter]:
+    """Return parameters with the given shapes, and dtypes in turn."""
+    random = np.random.default_rng(seed)
+    return [
+        Parameter(
+            Tensor(random.normal(0, 0.3, shape).astype(np.float32)).astype(
+                dtypes[index % len(dtypes)]
+            ),
+            name=f"p{index}",
+        )
+        for index, shape in enumerate(shapes)
+    ]
+
+
+def make_gradients(
+    params: Sequence[Parameter], step: int, missing: Collection[int] = ()
+) -> Gradients:
+    """Return the same gradients for the same step; None for the parameters that miss theirs."""
+    random = np.random.default_rng(1000 + step)
+    values = [random.normal(size=param.shape).astype(np.float32) for param in params]
+    return tuple(
+        None if index in missing else Tensor(value).astype(param.dtype)
+        for index, (param, value) in enumerate(zip(params, values, strict=True))
+    )
+
+
+class Twins:
+    """A native optimizer and a swapped one over equal parameters.
+
+    Args:
+        make: makes the optimizer.
+        shapes, dtypes: of the parameters.
+        device: where the swapped one swaps.
+        config: how.
+        options: further arguments of `swap_optimizer`.
+    """
+
+    def __init__(
+        self,
+        make: MakeOptimizer,
+        shapes: Sequence[Shape],
+        device: Device | None,
+        config: SwapOptimizerConfig,
+        dtypes: Sequence[ms.Type] = (ms.float32,),
+        **options: Any,
+    ) -> None:
+        self.native = make(make_parameters(shapes, dtypes))
+        self.base = make(make_parameters(shapes, dtypes))
+        self.swapped = swap_optimizer(self.base, config, device=device, **options)
+        self.steps = 0
+
+    def gradients(self, missing: Collection[int] = ()) -> Gradients:
+        """Return the gradients of the coming step, in the optimizer's order."""
+        return make_gradients(list(self.native.parameters), self.steps, missing)
+
+    def step(self, times: int = 1, missing: Collection[int] = ()) -> None:
+        """Let both take steps."""
+        for _ in range(times):
+            gradients = self.gradients(missing)
+            self.swapped(gradients)
+            self.step_natively(gradients)
+
+    def step_natively(self, gradients: Gradients) -> None:
+        """Let the native one take a step, and count it."""
+        eager_but_missing(self.native)(gradients)
+        self.steps += 1
+
+    def assert_equal(self) -> None:
+        """Parameters, states and counters are equal byte for byte."""
+        assert_same_run(run_of(self.swapped), run_of(self.native))
+
+
+def run_of(optimizer: nn.Optimizer) -> Run:
+    """Return what an optimizer holds now; a swapped one is joined first."""
+    if isinstance(optimizer, MindSporeSwapOptimizer):
+        optimizer.synchronize()
+    run = Run()
+    collect(run, optimizer)
+    return run
+
+
+def eager_but_missing(optimizer: nn.Optimizer) -> Step:
+    """Step natively where gradients may be missing, which native optimizers refuse.
+
+    Those parameters get a gradient of zeros, and are put back afterwards with their states.
+    """
+    step = eager(optimizer)
+
+    def stepped(gradients: Gradients) -> None:
+        missing = [index for index, gradient in enumerate(gradients) if gradient is None]
+        kept = [(tensor, tensor.asnumpy().copy()) for tensor in tensors_of(optimizer, missing)]
+        zeros = [ops.zeros_like(param) for param in optimizer.parameters]
+        step(
+            tuple(
+                zeros[i] if gradient is None else gradient for i, gradient in enumerate(gradients)
+            )
+        )
+        for tensor, values in kept:
+            tensor.copy_(Tensor(values).astype(tensor.dtype))
+
+    return stepped
+
+
+def tensors_of(optimizer: nn.Optimizer, indices: Collection[int]) -> list[Tensor]:
+    """Return the parameters at some places of an optimizer, and all of their states."""
+    names = ("parameters", "moment1", "moment2", "vhat", "moments1", "moments2")
+    tuples = [getattr(optimizer, name, None) or () for name in names]
+    tuples += [getattr(optimizer, name, None) or () for name in ("exp_avg", "exp_avg_sq")]
+    tuples += [getattr(optimizer, "max_exp_avg_sq", None) or ()]
+    tuples += [getattr(optimizer, "fp32_params", None) or ()]
+    return [tuple_[index] for tuple_ in tuples if len(tuple_) for index in indices]
+
+
+def train_natively(case: Case, *, missing: Mapping[int, set[int]] | None = None) -> Run:
+    """Train a model without swapping."""
+    return train(
+        case.make,
+        eager_but_missing,
+        dtypes=case.dtypes,
+        missing=missing,
+        loss_scale=case.loss_scale,
+    )
+
+
+def train_swapped(
+    case: Case,
+    device: Device,
+    config: SwapOptimizerConfig,
+    *,
+    missing: Mapping[int, set[int]] | None = None,
+    synchronous: bool = False,
+) -> tuple[Run, MindSporeSwapOptimizer]:
+    """Train a model with swapped states; nothing is joined until the end."""
+    wrapped: list[MindSporeSwapOptimizer] = []
+
+    def swapped(optimizer: nn.Optimizer) -> Step:
+        wrapped.append(swap_optimizer(optimizer, config, device=device, synchronous=synchronous))
+        return wrapped[0]
+
+    run = train(case.make, swapped, dtypes=case.dtypes, missing=missing, loss_scale=case.loss_scale)
+    wrapped[0].synchronize()
+    collect(run, wrapped[0])
+    return run, wrapped[0]
+
+
+def fail_at(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int, error: BaseException
+) -> None:
+    """Let the given call (from 0) of ``owner.name`` raise, once."""
+    original = getattr(owner, name)
+    calls = 0
+
+    def counted(*arguments: object, **options: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls - 1 == call:
+            raise error
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, counted)

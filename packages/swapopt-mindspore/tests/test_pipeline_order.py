@@ -1,0 +1,87 @@
+"""What the streams of the device are really given, in the order of issue."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from mindspore import Parameter, nn
+
+import mindformers_adamw
+from swapopt_common import SwapOptimizerConfig
+from swapopt_mindspore import swap_optimizer
+from swapopt_mindspore.emulated import EmulatedDevice
+from swapping import make_gradients, make_parameters
+
+GOLDEN = "h2d h2d update0 d2h h2d update1 d2h h2d update2 d2h update3 d2h"
+
+
+def adamw(params: list[Parameter]) -> nn.Optimizer:
+    optimizer: nn.Optimizer = mindformers_adamw.home().AdamW(params, learning_rate=0.02)
+    return optimizer
+
+
+def rows_of(device: EmulatedDevice) -> list[str]:
+    return [
+        row.operation.replace(" ", "") if row.lane == "compute" else row.lane
+        for row in device.timeline()
+        if row.lane != "host"
+    ]
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "per_tensor"])
+def test_copies_and_updates_are_issued_in_the_golden_order(packed: bool) -> None:
+    device = EmulatedDevice()
+    params = make_parameters([(64, 16)] * 8)
+    config = SwapOptimizerConfig(swap_times=4, packed_swap=packed)
+    optimizer = swap_optimizer(adamw(params), config, device=device)
+    for step in range(3):
+        device.clear_timeline()
+        optimizer(make_gradients(params, step))
+        rows = rows_of(device)
+        # Per tensor a batch is four copies: two states of two parameters.
+        copies = 1 if packed else 4
+        kinds = [
+            kind
+            for kind, run in itertools.groupby(rows)
+            for _ in range(len(list(run)) // (1 if kind.startswith("update") else copies))
+        ]
+        assert " ".join(kinds) == GOLDEN
+
+
+def test_batches_without_a_gradient_drop_out_of_the_order() -> None:
+    device = EmulatedDevice()
+    params = make_parameters([(64, 16)] * 8)
+    optimizer = swap_optimizer(adamw(params), SwapOptimizerConfig(swap_times=4), device=device)
+    device.clear_timeline()
+    optimizer(make_gradients(params, 0, missing={2, 3}))
+    assert " ".join(rows_of(device)) == "h2d h2d update0 d2h h2d update1 d2h update2 d2h"
+
+
+def test_neighbours_move_in_one_copy_and_gaps_part_them() -> None:
+    device = EmulatedDevice()
+    params = make_parameters([(64, 16)] * 6)
+    optimizer = swap_optimizer(adamw(params), SwapOptimizerConfig(swap_times=1), device=device)
+    moved = {}
+    for missing in (set(), {0}, {2}, {1, 3}):
+        optimizer(make_gradients(params, 0, missing=missing))
+        moved[tuple(missing)] = optimizer.swap_stats().last_step.h2d_copies
+    assert moved == {(): 1, (0,): 1, (2,): 2, (1, 3): 3}
+
+
+def test_copies_of_the_two_directions_overlap_with_updates() -> None:
+    device = EmulatedDevice()
+    params = make_parameters([(256, 1024)] * 8)
+    optimizer = swap_optimizer(adamw(params), SwapOptimizerConfig(swap_times=8), device=device)
+    device.clear_timeline()
+    optimizer(make_gradients(params, 0))
+    device.synchronize()
+    rows = device.timeline()
+    lanes = {lane: [row for row in rows if row.lane == lane] for lane in ("h2d", "d2h")}
+    both = [
+        (down, up)
+        for down in lanes["h2d"]
+        for up in lanes["d2h"]
+        if down.start_ns < up.end_ns and up.start_ns < down.end_ns
+    ]
+    assert len(both) >= 5, "the link is full duplex"
