@@ -61,7 +61,8 @@ def test_equals_the_native_step_wherever_masters_are(config: SwapOptimizerConfig
     assert_same_run(found, expected)
 
 
-def test_swapped_masters_are_written_inside_their_batch() -> None:
+@pytest.mark.parametrize("end", ["finish_step", "abandon_step"])
+def test_swapped_masters_are_written_inside_their_batch(end: str) -> None:
     adapter = prepared(half_precision(), SWAPPED)
     with_master = [unit for unit in adapter.units if unit.master is not None]
     adapter.step_batch(adapter.units[:3])
@@ -69,8 +70,11 @@ def test_swapped_masters_are_written_inside_their_batch() -> None:
     # What leaves the device after its batch is not read again.
     for unit in with_master[:2]:
         unit.master.tensor = ops.full_like(unit.master.operand(), np.nan)
-    adapter.step_batch(adapter.units[3:])
-    adapter.finish_step()
+    if end == "finish_step":
+        adapter.step_batch(adapter.units[3:])
+        adapter.finish_step()
+    else:
+        adapter.abandon_step()
     for unit in with_master:
         assert np.isfinite(copy_of(unit.param).astype(np.float32)).all()
 

@@ -173,7 +173,8 @@ class MindFormersAdamWAdapter(MindSporeAdamBaseAdapter[nn.Optimizer]):
     def abandon_step(self) -> None:
         """Make whole what a failed step has updated: model parameters follow their masters."""
         super().abandon_step()
-        self._write_model_parameters(self._updated)
+        if not self._masters_move:
+            self._write_model_parameters(self._updated)
 
     def reload_masters(self, store: Callable[[MindSporeSlot, Tensor], None]) -> None:
         """Let every master have its model parameter's value, as after loading weights only.
