@@ -1,6 +1,6 @@
-"""Build every package, look inside, install swapopt-torch alone and import it.
+"""Build every package, look inside, install each backend alone and import it.
 
-python tools/check_packages.py WORK_FOLDER --torch torch==2.13.0
+python tools/check_packages.py WORK_FOLDER --torch torch==2.13.0 --mindspore mindspore==2.10.0
 
 Needs the package `build`. Prints a line per thing shown; ends with exit code 1 at the first that
 is not so.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -24,18 +25,43 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Runs in the clean environment, outside the repository.
 PROBE = """
-import importlib.util, sys
-import swapopt_torch, swapopt_torch.virtual
-absent = sys.argv[1:]
+import importlib, importlib.metadata, importlib.util, sys
+framework = sys.argv[1]
+modules, absent = (names.split(",") for names in sys.argv[2:])
+for name in modules:
+    importlib.import_module(name)
 installed = [name for name in absent if importlib.util.find_spec(name)]
 assert not installed, f"installed without being asked for: {installed}"
-origin = importlib.util.find_spec("swapopt_torch").origin
+origin = importlib.util.find_spec(modules[0]).origin
 assert origin.startswith(sys.prefix), f"imported from {origin}, not from the wheel"
-import torch
-print(f"ok: import swapopt_torch {swapopt_torch.__version__} and its virtual device,"
-      f" torch {torch.__version__}; absent: {', '.join(absent)}")
+version = importlib.metadata.version(framework)
+print(f"ok: import {', '.join(modules)}, {framework} {version}; absent: {', '.join(absent)}")
 """
-ABSENT = ("mindspore", "swapopt_mindspore", "rich", "matplotlib", "hyper_parallel")
+
+
+class Backend(NamedTuple):
+    """What is to be importable, and what absent, where one backend is installed by itself."""
+
+    package: str
+    framework: str
+    modules: tuple[str, ...]
+    absent: tuple[str, ...]
+
+
+BACKENDS = (
+    Backend(
+        "swapopt-torch",
+        "torch",
+        ("swapopt_torch", "swapopt_torch.virtual"),
+        ("mindspore", "swapopt_mindspore", "rich", "matplotlib", "hyper_parallel"),
+    ),
+    Backend(
+        "swapopt-mindspore",
+        "mindspore",
+        ("swapopt_mindspore", "swapopt_mindspore.emulated"),
+        ("torch", "swapopt_torch", "rich", "matplotlib", "hyper_parallel", "mindformers"),
+    ),
+)
 
 
 class Package(NamedTuple):
@@ -151,12 +177,14 @@ def check_sdist(package: Package, sdist: Path) -> None:
     print(f"ok: {sdist.name} holds sources, tests, licence, readme and changelog")
 
 
-def check_clean_environment(folder: Path, wheels: list[Path], torch: str) -> None:
-    """Install the wheels of common and torch in a fresh environment and import them there."""
+def check_clean_environment(
+    backend: Backend, folder: Path, wheels: list[Path], framework: str
+) -> None:
+    """Install the wheels of common and one backend in a fresh environment and import it there."""
     venv.create(folder / "clean", with_pip=True)
     python = str(folder / "clean" / ("Scripts" if os.name == "nt" else "bin") / "python")
     pip = [python, "-I", "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "-q", torch, *map(str, wheels)], check=True)
+    subprocess.run([*pip, "install", "-q", framework, *map(str, wheels)], check=True)
     subprocess.run([*pip, "check"], check=True)
     # A cache folder of its own shows that importing builds nothing.
     cache = folder / "cache"
@@ -164,17 +192,22 @@ def check_clean_environment(folder: Path, wheels: list[Path], torch: str) -> Non
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     # torch mentions at import that numpy is absent, as it may well be.
     quiet = ["-W", "ignore:Failed to initialize NumPy"]
-    command = [python, "-I", *quiet, "-c", PROBE, *ABSENT]
+    names = [backend.framework, ",".join(backend.modules), ",".join(backend.absent)]
+    command = [python, "-I", *quiet, "-c", PROBE, *names]
     subprocess.run(command, check=True, cwd=folder, env=environment)
     left = sorted(path.name for path in cache.iterdir())
     require(not left, f"importing wrote {left} into the cache folder")
+    # An environment takes gigabytes: one at a time.
+    shutil.rmtree(folder)
 
 
 def main() -> int:
     """Run all checks; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path, help="where to build and install; must be empty")
-    parser.add_argument("--torch", default="torch", help="requirement that pins torch")
+    for backend in BACKENDS:
+        name = backend.framework
+        parser.add_argument(f"--{name}", default=name, help=f"requirement that pins {name}")
     options = parser.parse_args()
     folder: Path = options.folder.resolve()
     dist = folder / "dist"
@@ -185,8 +218,10 @@ def main() -> int:
             check_sdist(package, sdist)
             check_wheel(package, wheel)
             wheels[package.name] = wheel
-        alone = [wheels["swapopt-common"], wheels["swapopt-torch"]]
-        check_clean_environment(folder, alone, options.torch)
+        for backend in BACKENDS:
+            alone = [wheels["swapopt-common"], wheels[backend.package]]
+            framework: str = vars(options)[backend.framework]
+            check_clean_environment(backend, folder / backend.framework, alone, framework)
     except (CheckError, subprocess.CalledProcessError) as problem:
         print(f"FAILED: {problem}", file=sys.stderr)
         return 1
