@@ -8,20 +8,24 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn
 
+import mindformers_adamw
 from cases import Case
 from swapopt_common import SwapOptimizerConfig
 from swapopt_mindspore import MindSporeSwapOptimizer, swap_optimizer
 from swapopt_mindspore.device import Device
 from training import (
+    Differentiate,
     Gradients,
     MakeOptimizer,
     Run,
     Step,
     assert_same_run,
     collect,
-    eager,
+    eager_leaving_alone,
+    snapshot,
+    towards_targets,
     train,
 )
 
@@ -29,8 +33,14 @@ Shape = tuple[int, ...]
 
 
 def adam(params: list[Parameter]) -> nn.Optimizer:
-    """Make the optimizer of tests that are about movements: per tensor."""
+    """Make an optimizer whose states move per tensor."""
     optimizer: nn.Optimizer = nn.Adam(params, learning_rate=0.02)
+    return optimizer
+
+
+def adamw(params: list[Parameter]) -> nn.Optimizer:
+    """Make an optimizer whose states move either way."""
+    optimizer: nn.Optimizer = mindformers_adamw.home().AdamW(params, learning_rate=0.02)
     return optimizer
 
 
@@ -100,82 +110,56 @@ class Twins:
 
     def step_natively(self, gradients: Gradients) -> None:
         """Let the native one take a step, and count it."""
-        eager_but_missing(self.native)(gradients)
+        eager_leaving_alone(self.native)(gradients)
         self.steps += 1
 
     def assert_equal(self) -> None:
         """Parameters, states and counters are equal byte for byte."""
-        assert_same_run(run_of(self.swapped), run_of(self.native))
+        self.swapped.synchronize()
+        assert_same_run(snapshot(self.swapped), snapshot(self.native))
 
 
-def run_of(optimizer: nn.Optimizer) -> Run:
-    """Return what an optimizer holds now; a swapped one is joined first."""
-    if isinstance(optimizer, MindSporeSwapOptimizer):
-        optimizer.synchronize()
-    run = Run()
-    collect(run, optimizer)
-    return run
-
-
-def eager_but_missing(optimizer: nn.Optimizer) -> Step:
-    """Step natively where gradients may be missing, which native optimizers refuse.
-
-    Those parameters get a gradient of zeros, and are put back afterwards with their states.
-    """
-    step = eager(optimizer)
-
-    def stepped(gradients: Gradients) -> None:
-        missing = [index for index, gradient in enumerate(gradients) if gradient is None]
-        kept = [(tensor, tensor.asnumpy().copy()) for tensor in tensors_of(optimizer, missing)]
-        zeros = [ops.zeros_like(param) for param in optimizer.parameters]
-        step(
-            tuple(
-                zeros[i] if gradient is None else gradient for i, gradient in enumerate(gradients)
-            )
-        )
-        for tensor, values in kept:
-            tensor.copy_(Tensor(values).astype(tensor.dtype))
-
-    return stepped
-
-
-def tensors_of(optimizer: nn.Optimizer, indices: Collection[int]) -> list[Tensor]:
-    """Return the parameters at some places of an optimizer, and all of their states."""
-    names = ("parameters", "moment1", "moment2", "vhat", "moments1", "moments2")
-    tuples = [getattr(optimizer, name, None) or () for name in names]
-    tuples += [getattr(optimizer, name, None) or () for name in ("exp_avg", "exp_avg_sq")]
-    tuples += [getattr(optimizer, "max_exp_avg_sq", None) or ()]
-    tuples += [getattr(optimizer, "fp32_params", None) or ()]
-    return [tuple_[index] for tuple_ in tuples if len(tuple_) for index in indices]
-
-
-def train_natively(case: Case, *, missing: Mapping[int, set[int]] | None = None) -> Run:
+def train_natively(
+    case: Case,
+    *,
+    missing: Mapping[int, set[int]] | None = None,
+    differentiate: Differentiate = towards_targets,
+) -> Run:
     """Train a model without swapping."""
     return train(
         case.make,
-        eager_but_missing,
+        eager_leaving_alone,
         dtypes=case.dtypes,
         missing=missing,
         loss_scale=case.loss_scale,
+        differentiate=differentiate,
     )
 
 
 def train_swapped(
     case: Case,
-    device: Device,
+    device: Device | None,
     config: SwapOptimizerConfig,
     *,
     missing: Mapping[int, set[int]] | None = None,
-    synchronous: bool = False,
+    differentiate: Differentiate = towards_targets,
+    **options: Any,
 ) -> tuple[Run, MindSporeSwapOptimizer]:
     """Train a model with swapped states; nothing is joined until the end."""
     wrapped: list[MindSporeSwapOptimizer] = []
 
     def swapped(optimizer: nn.Optimizer) -> Step:
-        wrapped.append(swap_optimizer(optimizer, config, device=device, synchronous=synchronous))
+        wrapped.append(swap_optimizer(optimizer, config, device=device, **options))
         return wrapped[0]
 
-    run = train(case.make, swapped, dtypes=case.dtypes, missing=missing, loss_scale=case.loss_scale)
+    run = train(
+        case.make,
+        swapped,
+        dtypes=case.dtypes,
+        missing=missing,
+        loss_scale=case.loss_scale,
+        differentiate=differentiate,
+    )
     wrapped[0].synchronize()
     collect(run, wrapped[0])
     return run, wrapped[0]

@@ -10,27 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mindspore import Parameter, nn
+from mindspore import nn
 
-import mindformers_adamw
 import swapopt_mindspore
 from swapopt_common import SlotState, SwapOptimizerConfig, SwapStepError
 from swapopt_mindspore.emulated import EmulatedDevice
-from swapping import Twins, fail_at, run_of, tensors_of
-from training import assert_same_bytes
+from swapping import Twins, adam, adamw, fail_at
+from training import assert_same_bytes, of_parameter, snapshot
 
 SHAPES = [(16, 8), (24,), (8, 8), (40,)]
 ERRORS = [RuntimeError("made to fail"), KeyboardInterrupt()]
-
-
-def adam(params: list[Parameter]) -> nn.Optimizer:
-    optimizer: nn.Optimizer = nn.Adam(params, learning_rate=0.02)
-    return optimizer
-
-
-def adamw(params: list[Parameter]) -> nn.Optimizer:
-    optimizer: nn.Optimizer = mindformers_adamw.home().AdamW(params, learning_rate=0.02)
-    return optimizer
 
 
 def make_twins(packed: bool) -> Twins:
@@ -48,7 +37,7 @@ def twins(request: pytest.FixtureRequest) -> Twins:
 def values_of(optimizer: nn.Optimizer) -> list[list[np.ndarray]]:
     """Return, for every parameter, its value and those of its states."""
     return [
-        [tensor.asnumpy().copy() for tensor in tensors_of(optimizer, [index])]
+        [tensor.asnumpy().copy() for tensor in of_parameter(optimizer, index).values()]
         for index in range(len(SHAPES))
     ]
 
@@ -65,7 +54,7 @@ class FailedStep:
         self.device = twins.swapped._engine._device
         twins.swapped.synchronize()
         self.baseline_bytes = self.device.memory().allocated_bytes
-        self.old, self.old_counters = values_of(twins.native), run_of(twins.native).counters
+        self.old, self.old_counters = values_of(twins.native), snapshot(twins.native).counters
         self.gradients = twins.gradients()
 
     def check(self) -> list[bool]:
@@ -76,14 +65,14 @@ class FailedStep:
             assert slot.tensor is slot.cpu_tensor
             assert not slot.is_home_moved
         assert self.device.memory().allocated_bytes == self.baseline_bytes
-        counters = run_of(twins.swapped).counters
+        counters = snapshot(twins.swapped).counters
         found = values_of(twins.swapped)
         twins.step_natively(self.gradients)
         new = values_of(twins.native)
         for index, values in enumerate(found):
             assert same(values, self.old[index]) or same(values, new[index]), f"parameter {index}"
         updated = [same(values, new[index]) for index, values in enumerate(found)]
-        expected = run_of(twins.native).counters if any(updated) else self.old_counters
+        expected = snapshot(twins.native).counters if any(updated) else self.old_counters
         for name, value in counters.items():
             assert_same_bytes(value, expected[name], name)
         return updated
@@ -94,7 +83,7 @@ class FailedStep:
             native = self.twins.native
             for index, is_new in enumerate(updated):
                 if not is_new:
-                    pairs = zip(tensors_of(native, [index]), self.old[index], strict=True)
+                    pairs = zip(of_parameter(native, index).values(), self.old[index], strict=True)
                     for tensor, value in pairs:
                         tensor.asnumpy()[...] = value
         else:

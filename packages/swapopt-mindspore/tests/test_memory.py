@@ -10,20 +10,14 @@ import mindspore as ms
 import pytest
 from mindspore import Parameter, nn
 
-import mindformers_adamw
 from swapopt_common import SwapOptimizerConfig
 from swapopt_mindspore import MindSporeSwapOptimizer, swap_optimizer
 from swapopt_mindspore.device import DeviceMemoryError
 from swapopt_mindspore.emulated import EmulatedDevice
-from swapping import Shape, make_gradients, make_parameters, run_of
-from training import assert_same_run
+from swapping import Shape, adamw, make_gradients, make_parameters
+from training import assert_same_run, snapshot
 
 UNEVEN = [(33, 70), (7,), (2, 3, 5), (300, 40), (1,), (129, 17)] * 2
-
-
-def adamw(params: list[Parameter]) -> nn.Optimizer:
-    optimizer: nn.Optimizer = mindformers_adamw.home().AdamW(params, learning_rate=0.02)
-    return optimizer
 
 
 def wrap(
@@ -179,7 +173,9 @@ def test_two_optimizers_in_turn_take_the_memory_of_one(packed: bool) -> None:
         for step in range(4):
             optimizer(make_gradients(params, step))
     for (_, optimizer), (_, twin) in zip(pairs, twins, strict=True):
-        assert_same_run(run_of(optimizer), run_of(twin))
+        optimizer.synchronize()
+        twin.synchronize()
+        assert_same_run(snapshot(optimizer), snapshot(twin))
 
 
 def test_a_device_of_just_the_bound_will_do(packed: bool) -> None:

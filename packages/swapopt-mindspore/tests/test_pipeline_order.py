@@ -5,20 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from mindspore import Parameter, nn
 
-import mindformers_adamw
 from swapopt_common import SwapOptimizerConfig
 from swapopt_mindspore import swap_optimizer
 from swapopt_mindspore.emulated import EmulatedDevice
-from swapping import make_gradients, make_parameters
+from swapping import adamw, make_gradients, make_parameters
 
 GOLDEN = "h2d h2d update0 d2h h2d update1 d2h h2d update2 d2h update3 d2h"
-
-
-def adamw(params: list[Parameter]) -> nn.Optimizer:
-    optimizer: nn.Optimizer = mindformers_adamw.home().AdamW(params, learning_rate=0.02)
-    return optimizer
 
 
 def rows_of(device: EmulatedDevice) -> list[str]:

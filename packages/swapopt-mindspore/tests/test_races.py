@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from mindspore import Parameter, nn
 
-import mindformers_adamw
 from swapopt_common import SwapOptimizerConfig
 from swapopt_mindspore import engine, pipeline, swap_optimizer
 from swapopt_mindspore.emulated import EmulatedDevice
 from swapopt_mindspore.streams import Edge, Event, Stream
-from swapping import Twins, adam, make_gradients, make_parameters
+from swapping import Twins, adam, adamw, make_gradients, make_parameters
 
 SHAPES = [(64, 16)] * 6
-
-
-def adamw(params: list[Parameter]) -> nn.Optimizer:
-    optimizer: nn.Optimizer = mindformers_adamw.home().AdamW(params, learning_rate=0.02)
-    return optimizer
 
 
 @pytest.fixture
