@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.distributed as dist
 from collective_calls import CALLS, bits
 from pool import Rank, RankPool
 
@@ -27,3 +30,104 @@ def same_as_on_the_cpu(rank: Rank) -> list[str]:
 @BOTH_SIZES
 def test_every_collective_gives_the_bits_of_the_cpu(ranks: RankPool) -> None:
     assert ranks.run(same_as_on_the_cpu) == [[]] * ranks.size
+
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float8_e4m3fn,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+]
+
+
+def random_bytes_as(dtype: torch.dtype, index: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(index)
+    high = 2 if dtype is torch.bool else 256
+    return torch.randint(high, (64,), dtype=torch.uint8, generator=generator).view(dtype)
+
+
+def moves_every_dtype(rank: Rank) -> None:
+    """Also those that gloo does not know: nothing but bytes is moved."""
+    peer = rank.index ^ 1
+    for dtype in DTYPES:
+        expected = [random_bytes_as(dtype, index) for index in range(rank.size)]
+        own = expected[rank.index].to(rank.device)
+        gathered = torch.empty_like(own).repeat(rank.size)
+        dist.all_gather_into_tensor(gathered, own)
+        exchanged = torch.empty_like(own)
+        requests = dist.batch_isend_irecv(
+            [dist.P2POp(dist.irecv, exchanged, peer), dist.P2POp(dist.isend, own, peer)]
+        )
+        for request in requests:
+            request.wait()
+        first = own.clone()
+        dist.broadcast(first, 0)
+        assert torch.equal(bits(gathered), bits(torch.cat(expected))), dtype
+        assert torch.equal(bits(exchanged), bits(expected[peer])), dtype
+        assert torch.equal(bits(first), bits(expected[0])), dtype
+
+
+def reduces_the_dtypes_that_gloo_reduces(rank: Rank) -> None:
+    for dtype in DTYPES:
+        own = random_bytes_as(dtype, rank.index)
+        expected, found = own.clone(), own.to(rank.device)
+        reduction = dist.ReduceOp.MAX if dtype is torch.bool else dist.ReduceOp.SUM
+        try:
+            dist.all_reduce(expected, reduction)
+        except RuntimeError as refusal:
+            with pytest.raises(RuntimeError, match=str(refusal)):
+                dist.all_reduce(found, reduction)
+            continue
+        dist.all_reduce(found, reduction)
+        assert torch.equal(bits(found), bits(expected)), dtype
+
+
+def gathers_different_amounts(rank: Rank) -> None:
+    """As NCCL does, and gloo does not; one of them is empty."""
+    expected = [torch.arange(3.0 * index) + index for index in range(rank.size)]
+    found = [torch.empty_like(tensor, device=rank.device) for tensor in expected]
+    dist.all_gather(found, expected[rank.index].to(rank.device))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.cpu(), other)
+
+
+def multiplies_before_the_sum(rank: Rank) -> None:
+    """PREMUL_SUM, which gloo has not, with a number and with a tensor on the device."""
+    for factor in (0.5, torch.full((1,), 0.5, device=rank.device)):
+        tensor = torch.full((5,), rank.index + 1.0, device=rank.device)
+        dist.all_reduce(tensor, dist._make_nccl_premul_sum(factor))
+        assert tensor.tolist() == [rank.size * (rank.size + 1) / 4] * 5
+
+
+def moves_objects(rank: Rank) -> None:
+    group = dist.new_group(backend="vccl")  # no gloo for the CPU: objects travel as device tensors
+    objects: list[object] = [None] * rank.size
+    dist.all_gather_object(objects, {"rank": rank.index}, group=group)
+    assert objects == [{"rank": index} for index in range(rank.size)]
+    sent: list[object] = [("from", 0) if rank.index == 0 else None]
+    dist.broadcast_object_list(sent, 0, group=group)
+    assert sent == [("from", 0)]
+    dist.destroy_process_group(group)
+
+
+@BOTH_SIZES
+@pytest.mark.parametrize(
+    "case",
+    [
+        moves_every_dtype,
+        reduces_the_dtypes_that_gloo_reduces,
+        gathers_different_amounts,
+        multiplies_before_the_sum,
+        moves_objects,
+    ],
+)
+def test_beyond_gloo(ranks: RankPool, case: Callable[[Rank], None]) -> None:
+    ranks.run(case)

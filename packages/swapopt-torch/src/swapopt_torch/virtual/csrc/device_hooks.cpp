@@ -85,7 +85,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return new_stream(device_or_current(device));
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
-    return getNewStream(device, 0);
+    return pooled_stream(device_or_current(device));
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     return exchange_current_stream(stream);

@@ -58,6 +58,19 @@ c10::Stream exchange_current_stream(c10::Stream stream) {
 
 c10::Stream new_stream(int device) { return stream_on(device, g_next_stream++); }
 
+c10::Stream pooled_stream(int device) {
+  constexpr size_t kStreamsPerDevice = 32;
+  struct Pool {
+    std::vector<c10::Stream> streams;
+    size_t taken = 0;
+  };
+  static auto* pools = new std::vector<Pool>(static_cast<size_t>(device_count()));
+  const Locked machine;
+  Pool& pool = pools->at(static_cast<size_t>(device));
+  if (pool.streams.size() < kStreamsPerDevice) pool.streams.push_back(new_stream(device));
+  return pool.streams.at(pool.taken++ % kStreamsPerDevice);
+}
+
 ActorId actor_of(const c10::Stream& stream) {
   return world().scheduler.actor(stream.device_index(), stream.id());
 }

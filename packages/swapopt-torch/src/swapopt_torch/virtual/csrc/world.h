@@ -55,6 +55,8 @@ c10::Stream stream_on(int device, c10::StreamId id);
 c10::Stream current_stream(int device);
 c10::Stream exchange_current_stream(c10::Stream stream);
 c10::Stream new_stream(int device);
+// One of a few that are handed out in turn.
+c10::Stream pooled_stream(int device);
 ActorId actor_of(const c10::Stream& stream);
 ActorId current_actor(int device);
 

@@ -45,6 +45,12 @@ int device_of_barrier(const c10d::BarrierOptions& options,
 Group::Group(c10::intrusive_ptr<c10d::Backend> transport)
     : Backend(transport->getRank(), transport->getSize()), transport_(std::move(transport)) {}
 
+Group::~Group() {
+  std::vector<ActorId> streams;
+  for (const auto& [role, stream] : streams_) streams.push_back(actor_of(stream));
+  transfers_in_flight().abandon(streams);
+}
+
 c10::intrusive_ptr<Group::Options> Group::getBackendOptions() {
   return transport_->getBackendOptions();
 }
@@ -63,10 +69,27 @@ uint64_t Group::getSequenceNumberForGroup() { return transport_->getSequenceNumb
 void Group::abort() { transport_->abort(); }
 void Group::shutdown() { transport_->shutdown(); }
 
+std::string Group::Role::text() const {
+  const std::string member = peer == kAnyMember ? "any member" : "member " + std::to_string(peer);
+  switch (kind) {
+    case Kind::kSends:
+      return "messages to " + member;
+    case Kind::kReceives:
+      return "messages from " + member;
+    case Kind::kFutures:
+      return "futures";
+    default:
+      return "collectives";
+  }
+}
+
 c10::Stream Group::stream_of(int device, const Role& role) {
+  Locked machine;
   const auto known = streams_.find({device, role});
   if (known != streams_.end()) return known->second;
-  return streams_.emplace(std::make_pair(device, role), new_stream(device)).first->second;
+  const c10::Stream stream = new_stream(device);
+  machine->scheduler.describe(actor_of(stream), role.text() + " of group " + pg_uid_);
+  return streams_.emplace(std::make_pair(device, role), stream).first->second;
 }
 
 // Tells detector and late mode what is about to happen on the stream of `role`.

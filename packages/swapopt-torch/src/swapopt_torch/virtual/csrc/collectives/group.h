@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <tuple>
 #include <utility>
@@ -20,6 +21,7 @@ class Group final : public c10d::Backend {
 
   // `transport` moves CPU tensors between the same processes.
   explicit Group(c10::intrusive_ptr<c10d::Backend> transport);
+  ~Group() override;
 
   const std::string getBackendName() const override { return "vccl"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
@@ -98,6 +100,7 @@ class Group final : public c10d::Backend {
     bool operator<(const Role& other) const {
       return std::tie(kind, peer, tag) < std::tie(other.kind, other.peer, other.tag);
     }
+    std::string text() const;
   };
   struct Batch {
     std::vector<TransferRef> transfers;

@@ -49,6 +49,10 @@ size_t nbytes_of(const Pieces& pieces) {
   return total;
 }
 
+size_t nbytes_of(const Tensors& tensors) { return nbytes_of(whole(tensors)); }
+
+int index_of_device(const at::Tensor& tensor) { return tensor.device().index(); }
+
 at::Tensor empty_bytes(size_t nbytes) {
   return at::empty({static_cast<int64_t>(nbytes)}, at::TensorOptions().dtype(at::kByte));
 }

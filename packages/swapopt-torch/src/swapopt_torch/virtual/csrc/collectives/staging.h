@@ -25,6 +25,8 @@ Pieces parts_of(const at::Tensor& tensor, int parts);
 // Parts by rows of the first dimension; no counts: equal parts.
 Pieces rows_of(const at::Tensor& tensor, const std::vector<int64_t>& counts, int parts);
 size_t nbytes_of(const Pieces& pieces);
+size_t nbytes_of(const Tensors& tensors);
+int index_of_device(const at::Tensor& tensor);
 
 at::Tensor empty_bytes(size_t nbytes);
 char* address_in(const at::Tensor& bytes, size_t offset);

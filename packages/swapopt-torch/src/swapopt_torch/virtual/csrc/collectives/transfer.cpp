@@ -1,5 +1,7 @@
 #include "transfer.h"
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include "../world.h"
 
@@ -55,6 +57,24 @@ void TransfersInFlight::settle_device(int device) {
   for (const TransferRef& transfer : all) settle(transfer);
   for (const TransferRef& transfer : all) {
     if (transfer->error) std::rethrow_exception(transfer->error);
+  }
+}
+
+void TransfersInFlight::abandon(const std::vector<ActorId>& streams) {
+  std::deque<TransferRef> abandoned;  // dropped after the lock, as in finish()
+  const Locked machine;
+  for (const ActorId stream : streams) {
+    const auto queue = queues_.find(stream);
+    if (queue == queues_.end()) continue;
+    for (const TransferRef& transfer : queue->second) {
+      transfer->settled = true;
+      transfer->error = std::make_exception_ptr(std::runtime_error(
+          std::string(transfer->operation) +
+          ": the process group was destroyed before anyone waited for it. Wait for all works "
+          "before destroy_process_group()."));
+      abandoned.push_back(transfer);
+    }
+    queues_.erase(queue);
   }
 }
 

@@ -34,7 +34,7 @@ struct Transfer {
   std::function<void()> deliver;      // and so is this: it writes the outputs
 
   std::exception_ptr error;
-  bool settled = false;  // guarded by the machine's lock
+  bool settled = false;  // guarded by the machine's lock, as all above is
   std::mutex receiving;  // held by the thread that waits for the messages
   bool received = false;
 
@@ -54,6 +54,8 @@ class TransfersInFlight {
   void settle_writers_of(ActorId stream, const std::vector<ByteRange>& ranges);
   // Throws the first error among them, once all are settled.
   void settle_device(int device);
+  // Their transport goes away: who waits for them yet gets an error.
+  void abandon(const std::vector<ActorId>& streams);
 
  private:
   TransferRef first_unsettled(const Transfer& until);

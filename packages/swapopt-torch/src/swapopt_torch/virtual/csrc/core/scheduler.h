@@ -66,6 +66,11 @@ class Scheduler {
     return entry->second;
   }
 
+  // What the stream serves, for messages that name it.
+  void describe(ActorId id, const std::string& purpose) {
+    mutable_at(id).label += " (" + purpose + ")";
+  }
+
   const Actor& at(ActorId id) const { return actors_[static_cast<size_t>(id)]; }
   const VectorClock& seen_by(ActorId id) const { return at(id).seen; }
   int64_t now_ns() const { return actors_[kHost].time_ns; }
