@@ -155,3 +155,24 @@ def test_virtual_imports_nothing_of_the_rest() -> None:
                 assert name.startswith("swapopt_torch.virtual") or name == "swapopt_torch", (
                     f"{source.name} imports {name}"
                 )
+
+
+# What the emulated device knows of order and time, which no framework has a part in.
+PURE_EMULATED = {"addresses", "clock", "engine", "late", "order", "profiles", "shadow", "timeline"}
+
+
+@pytest.mark.parametrize("name", sorted(PURE_EMULATED))
+def test_order_and_time_of_the_emulated_device_are_pure_python(name: str) -> None:
+    for imported in imports_of(MINDSPORE / "emulated" / f"{name}.py"):
+        top, *rest = imported.split(".")
+        assert top in sys.stdlib_module_names or (
+            top == "swapopt_mindspore" and rest[0] == "emulated" and rest[1] in PURE_EMULATED
+        ), f"{name} imports {imported}"
+
+
+def test_the_emulated_device_imports_nothing_above_the_choice_of_a_device() -> None:
+    below = {"choice", "device", "emulated", "host_buffer", "streams"}
+    for source in (MINDSPORE / "emulated").rglob("*.py"):
+        for imported in imports_of(source):
+            if imported.startswith("swapopt_mindspore."):
+                assert imported.split(".")[1] in below, f"{source.name} imports {imported}"
