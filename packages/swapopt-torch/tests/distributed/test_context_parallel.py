@@ -1,7 +1,8 @@
 """Context parallel: every rank has a part of the sequence, and attends over all of it.
 
 torch's own ``context_parallel`` shards the flash, memory-efficient and cuDNN kernels of attention.
-It refuses the CPU's, which the virtual accelerator computes with; so the models here have their own.
+It refuses the CPU's, which the virtual accelerator computes with; so the models here do it by
+themselves.
 """
 
 from __future__ import annotations
