@@ -163,7 +163,7 @@ class PipelineSwapRuntime:
             f"update {position}",
             reads=[local_part(unit.grad) for unit in batch.units if unit.grad is not None],
             writes=_written(batch.units),
-            launches=len(batch.units),
+            launches=sum(unit.launches for unit in batch.units),
         ):
             self._step_batch(batch.units)
         batch.progress = Progress.UPDATED

@@ -70,11 +70,13 @@ class MindSporeUnit(UpdateUnit[Tensor, MindSporeSlot]):
         name: how messages call the parameter.
         master: the slot of its fp32 master, also one of ``slots``; None where it has none.
         batch_index: which batch of the layout it belongs to; None before it is planned.
+        launches: about how many operators its update issues; for virtual time only.
     """
 
     name: str = ""
     master: MindSporeSlot | None = None
     batch_index: int | None = None
+    launches: int = 1
 
     def swapped(self) -> list[MindSporeSlot]:
         """Return the slots that move."""

@@ -166,8 +166,16 @@ class MindSporeAdamBaseAdapter(
             slots = [self._slot(key, tuple_[index]) for key, tuple_ in states.items()]
             master_slot = None if master is None else self._slot("master_param", master)
             slots += [] if master_slot is None else [master_slot]
-            unit = MindSporeUnit(index, param, slots=slots, name=param.name, master=master_slot)
-            self.units.append(unit)
+            self.units.append(
+                MindSporeUnit(
+                    index,
+                    param,
+                    slots=slots,
+                    name=param.name,
+                    master=master_slot,
+                    launches=self.launches_per_update,
+                )
+            )
         return self.units
 
     def _slot(self, key: str, parameter: Parameter) -> MindSporeSlot:
