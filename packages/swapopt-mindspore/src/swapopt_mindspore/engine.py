@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from mindspore import Tensor
 
@@ -140,10 +141,11 @@ class SwapEngine:
         restored = [(slot, device.empty(slot.shape, slot.dtype)) for slot in slots]
         event.record(device.compute_stream())
         wait(device.h2d, event, Edge.ALLOCATED)
-        for slot, tensor in restored:
-            device.copy(device.h2d, tensor, slot.mirror(), blocking=self._synchronous)
-        event.record(device.h2d)
-        event.synchronize()
+        with self._copying():
+            for slot, tensor in restored:
+                device.copy(device.h2d, tensor, slot.mirror(), blocking=self._synchronous)
+            event.record(device.h2d)
+            event.synchronize()
         for slot, tensor in restored:
             slot.home.data = tensor
 
@@ -166,10 +168,20 @@ class SwapEngine:
         device, event = self._device, self._device.new_event()
         event.record(device.compute_stream())
         wait(device.d2h, event, Edge.SETTLED)
-        for slot, tensor in values:
-            device.copy(device.d2h, slot.mirror(), tensor, blocking=self._synchronous)
-        event.record(device.d2h)
-        event.synchronize()
+        with self._copying():
+            for slot, tensor in values:
+                device.copy(device.d2h, slot.mirror(), tensor, blocking=self._synchronous)
+            event.record(device.d2h)
+            event.synchronize()
+
+    @contextmanager
+    def _copying(self) -> Iterator[None]:
+        """See to it that no copy is under way whose memory a failure sets free."""
+        try:
+            yield
+        except BaseException:
+            self._device.synchronize()
+            raise
 
     def _step_batches(self, units: Sequence[MindSporeUnit]) -> list[StepBatch]:
         found: dict[Batch, list[MindSporeUnit]] = {}

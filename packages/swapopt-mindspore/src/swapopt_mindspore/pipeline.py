@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mindspore import Tensor
 
@@ -104,13 +104,15 @@ class PipelineSwapRuntime:
         """Return the times of the last step, which has completed."""
         if not self._used:
             return None
-        exposed_ms = sum(events.wanted.elapsed_time(events.granted) for events in self._used)
-        exposed_ms += sum(events.leaving.elapsed_time(events.left) for events in self._left)
-        h2d_ms = sum(events.prefetching.elapsed_time(events.prefetched) for events in self._used)
-        d2h_ms = sum(events.offloading.elapsed_time(events.offloaded) for events in self._used)
+        used, left = self._used, self._left
+        h2d_seconds = _seconds((events.prefetching, events.prefetched) for events in used)
+        d2h_seconds = _seconds((events.offloading, events.offloaded) for events in used)
         if self._synchronous:
-            exposed_ms = h2d_ms + d2h_ms  # the host waited, and no update was issued meanwhile
-        return StepTimes(h2d_ms * 1e-3, d2h_ms * 1e-3, exposed_ms * 1e-3)
+            # The host waited for every copy, and no update was issued meanwhile.
+            return StepTimes(h2d_seconds, d2h_seconds, h2d_seconds + d2h_seconds)
+        exposed_seconds = _seconds((events.wanted, events.granted) for events in used)
+        exposed_seconds += _seconds((events.leaving, events.left) for events in left)
+        return StepTimes(h2d_seconds, d2h_seconds, exposed_seconds)
 
     def _end_step(self) -> None:
         self._batches, self._step_batch = (), _no_update
@@ -202,6 +204,10 @@ class PipelineSwapRuntime:
 
 def _no_update(units: Sequence[MindSporeUnit]) -> None:
     raise AssertionError(f"{len(units)} units outside a step")
+
+
+def _seconds(intervals: Iterable[tuple[Event, Event]]) -> float:
+    return sum(begin.elapsed_time(end) for begin, end in intervals) * 1e-3
 
 
 def _written(units: Sequence[MindSporeUnit]) -> list[Tensor]:
