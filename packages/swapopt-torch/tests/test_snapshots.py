@@ -148,6 +148,58 @@ def test_loading_never_writes_to_a_snapshot(device: torch.device, packed: bool) 
     assert_same_checkpoint(snapshot, copied)
 
 
+def test_a_second_snapshot_may_be_written_to(device: torch.device, packed: bool) -> None:
+    """It is what a checkpoint is read into while the first one is still being saved."""
+    parameters, optimizer = make(device, packed)
+    train(parameters, optimizer, 0)
+    first = optimizer.state_dict()
+    copied = copy.deepcopy(first)
+    second = optimizer.state_dict()
+    assert_same_checkpoint(second, copied)
+    for state in second["state"].values():
+        for value in state.values():
+            value.fill_(2.0)
+    assert_same_checkpoint(first, copied)
+    for number, parameter in enumerate(parameters):
+        assert_same_bits(
+            optimizer.state[parameter]["exp_avg"], copied["state"][number]["exp_avg"], "state"
+        )
+    optimizer.load_state_dict(second)
+    assert_same_checkpoint(first, copied)
+    assert_same_checkpoint(optimizer.state_dict(), second)
+
+
+def test_a_checkpoint_read_into_a_snapshot_is_not_copied(
+    device: torch.device, device_type: str, packed: bool
+) -> None:
+    """torch.distributed.checkpoint reads into what state_dict() returned, then loads that."""
+    parameters, optimizer = make(device, packed)
+    train(parameters, optimizer, 0)
+    old = copy.deepcopy(optimizer.state_dict())
+    twins, reference = make(device, packed)
+    reference.load_state_dict(old)
+    train(parameters, optimizer, 1)
+    with torch.no_grad():
+        for twin, parameter in zip(twins, parameters, strict=True):
+            twin.copy_(parameter)
+    snapshot = optimizer.state_dict()
+    addresses = [optimizer.state[p]["exp_avg"].data_ptr() for p in parameters]
+    pinned = pinned_bytes() if device_type == "virtual" else 0
+    for number, state in snapshot["state"].items():
+        for key, value in state.items():
+            value.copy_(old["state"][number][key])
+    optimizer.load_state_dict(snapshot)
+    assert [optimizer.state[p]["exp_avg"].data_ptr() for p in parameters] == addresses
+    if device_type == "virtual":
+        assert pinned_bytes() == pinned
+    train(parameters, optimizer, 2)
+    train(twins, reference, 2)
+    assert_same_checkpoint(snapshot, old)
+    assert_same_checkpoint(optimizer.state_dict(), reference.state_dict())
+    for parameter, twin in zip(parameters, twins, strict=True):
+        assert_same_bits(parameter, twin, "parameter")
+
+
 def test_c4_c6_m7_nothing_moves_to_the_device(device: torch.device, packed: bool) -> None:
     """Device bytes are the same after step, save and load; plain types and tensors only."""
     parameters, optimizer = make(device, packed)

@@ -131,7 +131,9 @@ def load(adapter: TorchAdamBaseAdapter, groups: Sequence[ParamGroup], saved: Sta
         fused = bool(saved_groups[unit.adapter_index].get("fused"))
         for key, value in entries.items():
             slot = slots.get(key)
-            if slot is not None and _fits_mirror(slot, unit.param, value):
+            if slot is not None and _is_mirror(slot, unit.param, value):
+                state[unit.param][key] = slot.exposed
+            elif slot is not None and _fits_mirror(slot, unit.param, value):
                 assert slot.cpu_tensor is not None, "it has a region"
                 fills.append((slot.cpu_tensor, local_of(value)))
                 state[unit.param][key] = slot.exposed
@@ -196,6 +198,22 @@ def _place(
     if slot is None or not slot.swappable or layout_of(value) != layout_of(param):
         return value.to(param.device, dtype, copy=True)
     return value.to("cpu", dtype)
+
+
+def _is_mirror(slot: TorchSlot, param: torch.Tensor, value: torch.Tensor) -> bool:
+    """Say whether a loaded value lies in the slot's host mirror already.
+
+    So does one of a snapshot of this optimizer that a checkpoint was read into.
+    """
+    mirror, local = slot.cpu_tensor, local_of(value)
+    return (
+        mirror is not None
+        and local.device == mirror.device
+        and local.data_ptr() == slot.host_address
+        and local.dtype == mirror.dtype == _loaded_dtype(param, value)
+        and local.stride() == mirror.stride()
+        and layout_of(value) == layout_of(param)
+    )
 
 
 def _fits_mirror(slot: TorchSlot, param: torch.Tensor, value: torch.Tensor) -> bool:

@@ -186,6 +186,10 @@ class SwapEngine:
         self._lent.add(slot.region)
         return slot.framed(slot.region.lend(slot.host_offset, slot.shape))
 
+    def lent_regions(self) -> frozenset[HostRegion]:
+        """Return the host memory that live snapshots lie in."""
+        return frozenset(region for region in self._lent if region.is_lent)
+
     @property
     def has_lent(self) -> bool:
         """Whether a snapshot over the host memory may be alive."""

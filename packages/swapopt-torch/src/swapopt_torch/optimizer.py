@@ -262,18 +262,19 @@ class TorchSwapOptimizer(DelegatingOptimizer):
 
         All states are in host memory; nothing moves to a device. Later steps and loads change
         nothing in it: it shares the host mirrors' memory, and as long as it lives, steps offload
-        to fresh pinned memory instead. A forked process shares that memory, too: what it is to
-        keep longer than this process does, deepcopy. Blocks the host until the last offloads are
-        done.
+        to fresh pinned memory instead. Where an earlier snapshot shares that memory still, the
+        states are copied, to pageable memory: a checkpoint may be read into what this returns. A
+        forked process shares that memory, too: what it is to keep longer than this process does,
+        deepcopy. Blocks the host until the last offloads are done.
         """
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         state = self.state
-        mirrors = self._adapter.mirrors()
+        mirrors, lent = self._adapter.mirrors(), self._engine.lent_regions()
 
         def lend(tensor: torch.Tensor) -> torch.Tensor | None:
             slot = mirrors.get(id(tensor))
-            return None if slot is None else self._engine.lend(slot)
+            return None if slot is None or slot.region in lent else self._engine.lend(slot)
 
         state_dict = checkpoint.save(self.param_groups, state, lend)
         for post_hook in self._optimizer_state_dict_post_hooks.values():
