@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from conftest import enable_virtual
 from sharding import ShardedTwin, lone_rank, make_sharded_twin, mesh_of, shard
 from swapopt_torch import SwapOptimizerConfig, SwapStepError, pipeline, swap_optimizer
-from swapopt_torch.local_tensor import local_of
+from swapopt_torch.local_tensor import frame_of, local_of
 from swapopt_torch.optim import AdamW as HyperAdamW
 from training import assert_same_bits, fail_at, swapped_device_bytes
 from twins import assert_alike
@@ -329,6 +329,44 @@ def test_states_sharded_unlike_their_parameter_stay(
         if twin.optimizer is not twin.base:
             reasons = twin.swapped.swap_stats().resident_states
             assert reasons["sharded unlike its parameter"] == 1
+
+
+def test_states_that_others_replace(device: torch.device, mesh: DeviceMesh, packed: bool) -> None:
+    """Taken up, and written into the host memory that is there."""
+    for twin in both(device, mesh, packed):
+        twin.train(2)
+        parameter = twin.parameters[0]
+        replacement = shard(torch.full((8, 512), 0.5), mesh, [Shard(0)], device)
+        twin.optimizer.state[parameter]["exp_avg"] = replacement
+        twin.train(range(2, 4))
+        if twin.optimizer is not twin.base:
+            assert twin.optimizer.state[parameter]["exp_avg"] is not replacement
+            assert twin.optimizer.state[parameter]["exp_avg"].device.type == "cpu"
+
+
+def test_parameters_that_moved(device: torch.device, mesh: DeviceMesh, packed: bool) -> None:
+    """As ``Module.to`` moves them if it swaps tensors; natively, states are moved by hand."""
+    if torch.get_device_module(device).device_count() == 1:
+        pytest.skip("needs two devices")
+    other = torch.device(device.type, 0)
+    for twin in both(device, mesh, packed, MAKERS["adam"]):
+        twin.train(2)
+        for parameter in twin.parameters:
+            _move(parameter, other)
+            if twin.optimizer is twin.base or local_of(parameter).numel() < 1024:
+                for key in SWAPPED_KEYS:
+                    _move(twin.optimizer.state[parameter][key], other)
+        twin.device = other
+        twin.train(range(2, 4))
+
+
+def _move(tensor: torch.Tensor, device: torch.device) -> None:
+    frame = frame_of(tensor)
+    moved = local_of(tensor.detach()).to(device)
+    moved = moved if frame is None else frame.around(moved)
+    is_parameter = isinstance(tensor, nn.Parameter)
+    torch.utils.swap_tensors(tensor, nn.Parameter(moved) if is_parameter else moved)
+    assert tensor.device == device
 
 
 def test_strided_shards(device: torch.device, packed: bool) -> None:

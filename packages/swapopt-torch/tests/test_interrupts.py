@@ -5,14 +5,18 @@ from __future__ import annotations
 import copy
 import os
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 import swapopt_torch
+from sharding import lone_rank, mesh_of
 from swapopt_common import SlotState
 from swapopt_torch import SwapOptimizerConfig, TorchSwapOptimizer, swap_optimizer
 from training import bits
@@ -59,9 +63,13 @@ def _recovering(frame: FrameType | None) -> bool:
 
 
 def build(
-    device: torch.device, swapped: bool, packed: bool
+    device: torch.device, swapped: bool, packed: bool, mesh: DeviceMesh | None = None
 ) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
-    parameters = [nn.Parameter(torch.linspace(0, i + 1, 1024, device=device)) for i in range(6)]
+    """Make six parameters; with a mesh they are DTensors, of which 1024 elements are here."""
+    values = [torch.linspace(0, i + 1, 1024, device=device) for i in range(6)]
+    if mesh is not None:
+        values = [DTensor.from_local(value, mesh, [Shard(0)], run_check=False) for value in values]
+    parameters = [nn.Parameter(value) for value in values]
     groups = [{"params": parameters[:3], "lr": 1e-2}, {"params": parameters[3:], "lr": 1e-3}]
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, fused=True)
     if swapped:
@@ -73,7 +81,11 @@ def build(
 def step(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in parameters:
-        parameter.grad = torch.randn(1024, generator=generator).to(parameter.device)
+        values = torch.randn(1024, generator=generator).to(parameter.device)
+        if isinstance(parameter, DTensor):
+            mesh, placements = parameter.device_mesh, parameter.placements
+            values = DTensor.from_local(values, mesh, placements, run_check=False)
+        parameter.grad = values
     optimizer.step()
 
 
@@ -94,24 +106,39 @@ def zero_state(found: tuple[bytes, ...]) -> bool:
     return not any(any(part) for part in found[1:])
 
 
+@pytest.fixture(params=[False, True], ids=["plain", "sharded"])
+def mesh(request: pytest.FixtureRequest, device: torch.device) -> Iterator[DeviceMesh | None]:
+    if not request.param:
+        yield None
+        return
+    with lone_rank(device.type):
+        yield mesh_of(device, [1, 2, 3])
+
+
 @pytest.mark.parametrize(
     ("steps_before", "with_snapshot"),
     [(0, False), (1, False), (1, True)],
     ids=["first_step", "later_step", "snapshot_alive"],
 )
 def test_any_line_may_fail(
-    device: torch.device, packed: bool, steps_before: int, with_snapshot: bool
+    device: torch.device,
+    packed: bool,
+    mesh: DeviceMesh | None,
+    steps_before: int,
+    with_snapshot: bool,
 ) -> None:
-    native = build(device, False, packed)
+    native = build(device, False, packed, mesh)
     history = []
     for seed in range(3):
         history.append(images(*native))
         step(*native, seed)
-    # Every line with SWAPOPT_HYPOTHESIS=deep; else one in seven, others in each of the four cases.
-    stride = 1 if os.environ.get("SWAPOPT_HYPOTHESIS") == "deep" else 7
+    # Every line with SWAPOPT_HYPOTHESIS=deep; else one in seven, others in each of the four cases,
+    # and fewer of DTensors, whose lines are the same but for a few.
+    stride = 7 if mesh is None else 17
+    stride = 1 if os.environ.get("SWAPOPT_HYPOTHESIS") == "deep" else stride
     at, happened = 3 * steps_before + packed, True
     while happened:
-        parameters, optimizer = build(device, True, packed)
+        parameters, optimizer = build(device, True, packed, mesh)
         assert isinstance(optimizer, TorchSwapOptimizer)
         for seed in range(steps_before):
             step(parameters, optimizer, seed)

@@ -22,7 +22,8 @@ class SwapOptimizerConfig:
         state_keys: the names of the states to swap, out of `STATE_KEYS`, as a list, tuple, set or
             frozenset; kept as a tuple in the order of `STATE_KEYS`. ``None`` swaps every one of
             them that the optimizer has. A name the optimizer lacks is refused when wrapping.
-        min_numel: a state with fewer elements than this stays on its device; 0 or more.
+        min_numel: a state with fewer elements than this stays on its device; 0 or more. Of a
+            sharded state, the elements that this process holds are counted.
         include_master_params: also swap the fp32 master parameters that the optimizer owns. Only
             MindFormers AdamW owns such parameters.
         packed_swap: True moves each batch through one of two staging arenas, with one copy per
