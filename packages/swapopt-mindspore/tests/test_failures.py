@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mindspore import nn
 
+import mindformers_adamw
 import swapopt_mindspore
 from swapopt_common import SlotState, SwapOptimizerConfig, SwapStepError
 from swapopt_mindspore.emulated import EmulatedDevice
@@ -123,6 +124,23 @@ def test_an_update_that_fails(
     updated = failed.check()
     assert updated == [index < call for index in range(4)]
     assert_says_what_happened(caught.value, error, updated)
+    failed.catch_up(updated)
+
+
+@pytest.mark.parametrize("call", [1, 4, 8])
+def test_an_update_of_several_operators_that_fails_between_them(
+    call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MindFormers writes two moments, then the parameter: three copies for each parameter."""
+    twins = make_twins(packed=True)
+    twins.step(2)
+    failed = FailedStep(twins)
+    with monkeypatch.context() as patch:
+        fail_at(patch, mindformers_adamw.home(), "inplace_copy", call, RuntimeError("no memory"))
+        with pytest.raises(RuntimeError, match="no memory"):
+            twins.swapped(failed.gradients)
+    updated = failed.check()
+    assert updated == [index < call // 3 for index in range(4)]
     failed.catch_up(updated)
 
 

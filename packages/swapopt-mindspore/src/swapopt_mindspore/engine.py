@@ -14,7 +14,7 @@ from swapopt_mindspore.layout import Batch, SwapLayout
 from swapopt_mindspore.movement import BatchEvents, StepBatch
 from swapopt_mindspore.packed import PackedMovement
 from swapopt_mindspore.per_tensor import PerTensorMovement
-from swapopt_mindspore.pipeline import PipelineSwapRuntime, UpdateBatch
+from swapopt_mindspore.pipeline import PipelineSwapRuntime, Updater
 from swapopt_mindspore.slots import MindSporeSlot, MindSporeUnit
 from swapopt_mindspore.streams import Edge, wait
 
@@ -95,10 +95,10 @@ class SwapEngine:
                     slot.swappable, slot.resident_reason = False, NO_HOST_MEMORY
         announce.log_layout(self._device, self.layout, units)
 
-    def run(self, units: Sequence[MindSporeUnit], step_batch: UpdateBatch) -> None:
+    def run(self, units: Sequence[MindSporeUnit], updater: Updater) -> None:
         """Update ``units`` batch by batch; see `PipelineSwapRuntime.run_pipeline`."""
         if units:
-            self.runtime.run_pipeline(self._step_batches(units), step_batch)
+            self.runtime.run_pipeline(self._step_batches(units), updater)
 
     def settle(self) -> None:
         """Block the host until all offloads are complete: the mirrors can be read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -67,6 +67,8 @@ class StepBatch:
         slots: the states to move.
         whole: whether these are all states of the batch, so that what was built for the whole
             batch can be used again.
+        torn: after a failure: states that some operators of an update may have written and others
+            not; their mirrors hold what they were before.
     """
 
     batch: Batch
@@ -75,6 +77,7 @@ class StepBatch:
     events: BatchEvents
     whole: bool
     progress: Progress = Progress.WAITING
+    torn: list[MindSporeSlot] = field(default_factory=list)
 
 
 class Movement(ABC):

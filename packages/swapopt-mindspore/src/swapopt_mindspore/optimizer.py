@@ -168,7 +168,7 @@ class MindSporeSwapOptimizer(nn.Optimizer):
             adapter.prepare_step(gradients)
             units = adapter.iter_update_units()
             if engine is not None:
-                engine.run(units, adapter.step_batch)
+                engine.run(units, adapter)
             else:
                 adapter.step_batch(units)
             adapter.finish_step()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from mindspore import Tensor
 
@@ -15,7 +17,15 @@ from swapopt_mindspore.slots import MindSporeSlot, MindSporeUnit
 from swapopt_mindspore.stats import StepTimes, TransferCounts
 from swapopt_mindspore.streams import Edge, Event, wait
 
-UpdateBatch = Callable[[Sequence[MindSporeUnit]], None]
+
+class Updater(Protocol):
+    """What the pipeline asks of an adapter."""
+
+    def step_batch(self, batch: Sequence[MindSporeUnit]) -> None:
+        """Update a batch, whose states are on the device."""
+
+    def is_updated(self, unit: MindSporeUnit) -> bool:
+        """Say whether this step has updated a parameter completely."""
 
 
 class PipelineSwapRuntime:
@@ -37,14 +47,14 @@ class PipelineSwapRuntime:
         self._movement = movement
         self._synchronous = synchronous
         self._batches: Sequence[StepBatch] = ()
-        self._step_batch: UpdateBatch = _no_update
+        self._updater: Updater | None = None
         self._failed = False
         self._tail: Event | None = None
         self.counts = TransferCounts()
         self._used: list[BatchEvents] = []
         self._left: list[BatchEvents] = []
 
-    def run_pipeline(self, batches: Sequence[StepBatch], step_batch: UpdateBatch) -> None:
+    def run_pipeline(self, batches: Sequence[StepBatch], updater: Updater) -> None:
         """Update all batches; returns when everything is issued, not when it is done.
 
         Updates run on the caller's current stream. Work that the caller issues there afterwards
@@ -56,7 +66,7 @@ class PipelineSwapRuntime:
                 and no device memory is held.
         """
         self.recover()
-        self._batches, self._step_batch = batches, step_batch
+        self._batches, self._updater = batches, updater
         self.counts = TransferCounts()
         self._used = [batch.events for batch in batches]
         self._left = []
@@ -65,6 +75,7 @@ class PipelineSwapRuntime:
             for verb, position in schedule(len(batches), reuses_memory=reuses_memory):
                 self._execute(verb, position)
         except BaseException as error:
+            _find_torn(batches, updater)
             self._failed = True
             outcome = _outcome(batches, error)
             self.recover()
@@ -115,7 +126,7 @@ class PipelineSwapRuntime:
         return StepTimes(h2d_seconds, d2h_seconds, exposed_seconds)
 
     def _end_step(self) -> None:
-        self._batches, self._step_batch = (), _no_update
+        self._batches, self._updater = (), None
 
     def _execute(self, verb: Verb, position: int) -> None:
         if verb is Verb.PREFETCH:
@@ -160,6 +171,7 @@ class PipelineSwapRuntime:
         events.granted.record(stream)
         self._movement.bind(position, batch)
         move_slots(batch.slots, SlotState.DEVICE)
+        assert self._updater is not None, "updates are part of a step"
         batch.progress = Progress.UPDATING
         with self._device.updating(
             f"update {position}",
@@ -167,7 +179,7 @@ class PipelineSwapRuntime:
             writes=_written(batch.units),
             launches=sum(unit.launches for unit in batch.units),
         ):
-            self._step_batch(batch.units)
+            self._updater.step_batch(batch.units)
         batch.progress = Progress.UPDATED
         events.updated.record(stream)
 
@@ -197,13 +209,24 @@ class PipelineSwapRuntime:
         _homecoming(batch)
 
     def _bring_home(self, position: int, batch: StepBatch) -> None:
-        device = self._device
+        device, torn = self._device, set(batch.torn)
+        if torn:
+            sound = [slot for slot in batch.slots if slot not in torn]
+            batch = replace(batch, slots=sound, whole=False)
         for piece in self._movement.pieces(position, batch):
             device.copy(device.d2h, piece.on_host, piece.on_device, blocking=True)
 
 
-def _no_update(units: Sequence[MindSporeUnit]) -> None:
-    raise AssertionError(f"{len(units)} units outside a step")
+def _find_torn(batches: Sequence[StepBatch], updater: Updater) -> None:
+    """Note the states of parameters whose update was begun, perhaps, and did not end.
+
+    An update of several operators writes the parameter last. Before that, putting its states
+    back to their mirrors undoes it.
+    """
+    for batch in batches:
+        if batch.progress is Progress.UPDATING:
+            unsound = (unit for unit in batch.units if not updater.is_updated(unit))
+            batch.torn = [slot for unit in unsound for slot in unit.swapped()]
 
 
 def _seconds(intervals: Iterable[tuple[Event, Event]]) -> float:

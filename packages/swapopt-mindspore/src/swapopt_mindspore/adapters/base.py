@@ -215,6 +215,10 @@ class MindSporeAdamBaseAdapter(
             self._updated.append(unit)
             self._advance()
 
+    def is_updated(self, unit: MindSporeUnit) -> bool:
+        """Say whether this step has updated a parameter completely."""
+        return unit in self._updated
+
     def finish_step(self) -> None:
         """Advance the counters of a step in which no parameter had a gradient."""
         self._advance()
