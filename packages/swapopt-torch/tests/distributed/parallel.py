@@ -136,7 +136,7 @@ def _collect(outcome: Outcome, module: nn.Module, optimizers: list[torch.optim.O
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
-                if isinstance(optimizer, TorchSwapOptimizer):
+                if isinstance(optimizer, TorchSwapOptimizer) and not local(parameter).is_cpu:
                     outcome.freed_nbytes += _freed_nbytes(key, value)
                 outcome.states[f"{names[parameter]}.{key}"] = _copied(value)
         if isinstance(optimizer, TorchSwapOptimizer):

@@ -1,4 +1,4 @@
-"""FSDP2 with CPUOffloadPolicy: parameters and states are on the CPU, and there is nothing to do."""
+"""FSDP2 with CPUOffloadPolicy: states of parameters on the CPU are there already, and stay."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from functools import partial
 import pytest
 import torch
 from models import OPTIMIZERS, Transformer, loss_of, tokens
-from parallel import Training, assert_same_training, train
+from parallel import Training, assert_same_training, compare, local, train
 from pool import Rank, RankPool
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
 from swapopt_torch import SwapOptimizerConfig
 
 
-def _build(rank: Rank, optimizer: str) -> Training:
+def _build(rank: Rank, optimizer: str, only_a_block: bool = False) -> Training:
     # torch moves shards to the CPU, but not a whole model to a device that it got from outside.
     model = Transformer().to(rank.device)
     for part in (*model.blocks, model):
-        fully_shard(part, mesh=rank.mesh(), offload_policy=CPUOffloadPolicy(pin_memory=True))
+        offloaded = part is model.blocks[0] or not only_a_block
+        policy = CPUOffloadPolicy(pin_memory=True) if offloaded else OffloadPolicy()
+        fully_shard(part, mesh=rank.mesh(), offload_policy=policy)
+    devices = {local(parameter).device.type for parameter in model.parameters()}
+    assert devices == ({"cpu", rank.device.type} if only_a_block else {"cpu"})
 
     def give_gradients(index: int) -> torch.Tensor:
         loss = loss_of(model, tokens(index, rank.device, rank.index, rank.size))
@@ -51,3 +55,12 @@ def test_one_warning_and_training_goes_on(
     for texts in ranks.run(_train_on_the_cpu, optimizer, packed):
         (text,) = texts
         assert re.search(r"no optimizer state can be swapped \(\d+ on the CPU\)", text)
+
+
+def _train_a_block_on_the_cpu(rank: Rank) -> None:
+    compare(rank, partial(_build, optimizer="AdamW", only_a_block=True))
+
+
+@pytest.mark.parametrize("ranks", [2, 4], indirect=True)
+def test_a_block_on_the_cpu(ranks: RankPool) -> None:
+    ranks.run(_train_a_block_on_the_cpu)
