@@ -41,7 +41,7 @@ MINDSPORE_FLOORS = [
     {"slots"},
     {"residency", "layout", "adapters.gradients", "adapters.hyperparameters"},
     {"movement", "stats"},
-    {"per_tensor", "packed"},
+    {"per_tensor", "packed", "outcome"},
     {"pipeline"},
     {"adapters.base"},
     {"adapters.adam", "adapters.adam_weight_decay", "adapters.mindformers_adamw"},

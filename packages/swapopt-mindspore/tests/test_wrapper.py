@@ -37,6 +37,7 @@ def test_it_is_an_optimizer_that_returns_what_native_returns() -> None:
     assert results == (True, True, True)
     assert len(results) == len(type(twins.native).construct.__wrapped__(twins.native, gradients))
     assert twins.swapped.construct(twins.gradients({1})) == (True, None, True)
+    assert twins.swapped(gradients=list(gradients)) == results
 
 
 def test_seen_as_a_cell_it_is_the_wrapped_optimizer() -> None:

@@ -11,6 +11,7 @@ from swapopt_common import SlotState, SwapConfigError, SwapOptimizerConfig, move
 from swapopt_mindspore import announce
 from swapopt_mindspore.device import Device
 from swapopt_mindspore.layout import Batch, SwapLayout
+from swapopt_mindspore.local_tensor import local_part
 from swapopt_mindspore.movement import BatchEvents, StepBatch
 from swapopt_mindspore.packed import PackedMovement
 from swapopt_mindspore.per_tensor import PerTensorMovement
@@ -69,7 +70,7 @@ class SwapEngine:
         Raises:
             HostMemoryError: no state has moved.
         """
-        self._device.adopt([unit.param for unit in units])
+        self._device.adopt([local_part(unit.param) for unit in units])
         self._device.adopt([slot.operand() for unit in units for slot in unit.slots])
         self.layout.plan(units)
         self._move_in(self.layout.materialise())

@@ -124,10 +124,10 @@ class MindSporeSwapOptimizer(nn.Optimizer):
             guard.give_step_back(self._base)
             raise
 
-    def __call__(self, *gradients: Any) -> tuple[bool | None, ...]:
+    def __call__(self, gradients: tuple[Tensor | None, ...]) -> tuple[bool | None, ...]:
         """Take a step; see `construct`."""
         _refuse_graph_mode()
-        results: tuple[bool | None, ...] = super().__call__(*gradients)  # type: ignore[no-untyped-call]
+        results: tuple[bool | None, ...] = super().__call__(gradients)  # type: ignore[no-untyped-call]
         return results
 
     def construct(self, gradients: tuple[Tensor | None, ...]) -> tuple[bool | None, ...]:

@@ -8,10 +8,11 @@ from typing import Protocol
 
 from mindspore import Tensor
 
-from swapopt_common import SlotState, SwapStepError, move_slots
+from swapopt_common import SlotState, move_slots
 from swapopt_mindspore.device import Device
 from swapopt_mindspore.local_tensor import local_part
 from swapopt_mindspore.movement import BatchEvents, Movement, Progress, StepBatch
+from swapopt_mindspore.outcome import outcome_of
 from swapopt_mindspore.schedule import WINDOW, Verb, schedule
 from swapopt_mindspore.slots import MindSporeSlot, MindSporeUnit
 from swapopt_mindspore.stats import StepTimes, TransferCounts
@@ -77,7 +78,7 @@ class PipelineSwapRuntime:
         except BaseException as error:
             _find_torn(batches, updater)
             self._failed = True
-            outcome = _outcome(batches, error)
+            outcome = outcome_of(batches, error)
             self.recover()
             if outcome is not None and isinstance(error, Exception):
                 raise outcome from error
@@ -255,29 +256,3 @@ def _land(slots: Sequence[MindSporeSlot]) -> None:
     move_slots([slot for slot in slots if slot.state is SlotState.DEVICE], SlotState.D2H)
     move_slots([slot for slot in slots if slot.state is not SlotState.HOST], SlotState.HOST)
     _bind_mirrors(slots)
-
-
-def _outcome(batches: Sequence[StepBatch], error: BaseException) -> SwapStepError | None:
-    """Return what to say of a failed step, or None if nothing was updated."""
-    done = [i for i, batch in enumerate(batches) if batch.progress >= Progress.UPDATED]
-    begun = [i for i, batch in enumerate(batches) if batch.progress is Progress.UPDATING]
-    if not done and not begun:
-        return None
-    parts = [f"The step failed with {len(done)} of {len(batches)} batches updated"]
-    if done:
-        names = ", ".join(_name(position, batches[position]) for position in done)
-        parts.append(f": {names}. Their parameters and states hold the new values")
-    if begun:
-        parts.append(
-            f". Batch {_name(begun[0], batches[begun[0]])} was being updated: each of its "
-            "parameters holds the old or the new value, and its states with it"
-        )
-    parts.append(
-        ". All others hold the old ones; every state is back in host memory. Cause: "
-        f"{type(error).__name__}: {error}"
-    )
-    return SwapStepError("".join(parts), tuple(done), begun[0] if begun else None)
-
-
-def _name(position: int, batch: StepBatch) -> str:
-    return f"{position} ({batch.units[0].name} to {batch.units[-1].name})"
