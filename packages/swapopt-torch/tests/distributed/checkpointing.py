@@ -28,6 +28,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from swapopt_torch import SwapOptimizerConfig, swap_optimizer, virtual
 from swapopt_torch.optim import AdamW as HyperAdamW
@@ -35,6 +36,8 @@ from training import allocated, assert_same_bits
 
 Parameters = list[dict[str, Any]]
 
+STEPS = 3
+SWAPPED = ("packed", "per_tensor")
 # Shards of [8, 128] on three ranks swap, the last of them included.
 MIN_NUMEL = 256
 WIDTH, HIDDEN = 40, 132
@@ -76,7 +79,7 @@ class Place:
     Attributes:
         device: this rank's device.
         mesh: over the ranks that take part; None for a single process.
-        layout: a key of `MESH_SHAPES`, "three of four", "replicated" or "alone".
+        layout: a key of `MESH_SHAPES`, "three of four" or "alone".
     """
 
     device: torch.device
@@ -101,7 +104,7 @@ class Place:
         if self.mesh is None:
             return model
         if self.layout == "replicated":
-            return nn.parallel.DistributedDataParallel(model)
+            return DDP(model)
         mesh = self.mesh
         if self.layout == "tensor parallel":
             plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -158,10 +161,11 @@ class Job:
         }
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self.model.named_parameters():
-            states = self.optimizer.state.get(parameter, {})
-            for key, value in {"": parameter, **states}.items():
-                yield f"{name.removeprefix('module.')} {key}", value.detach()
+        module = self.model.module if isinstance(self.model, DDP) else self.model
+        for name, parameter in module.named_parameters():
+            yield name, parameter.detach()
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                yield f"{name}.{key}", value
 
     def settings(self) -> list[dict[str, Any]]:
         """Return the parameter groups without their parameters."""
@@ -206,28 +210,36 @@ def assert_same_tensors(found: Job, expected: Job) -> None:
         assert_same_bits(value, theirs[name], name)
 
 
-def checkpoint_of(job: Job) -> dict[str, Any]:
-    """Return what is saved, by the names of the parameters; also what a checkpoint is read into."""
-    return {
-        "model": get_model_state_dict(job.model),
-        "optimizer": get_optimizer_state_dict(job.model, job.optimizer),
-    }
+def states_of(job: Job) -> dict[str, Any]:
+    """Return the optimizer's part of a checkpoint, by the names of the parameters."""
+    return {"optimizer": get_optimizer_state_dict(job.model, job.optimizer)}
 
 
 def save(job: Job, folder: Path) -> None:
-    """Save; a single process does so without a process group."""
-    alone = job.place.mesh is None
-    group = job.place.group
-    dcp.save(checkpoint_of(job), checkpoint_id=folder, process_group=group, no_dist=alone)
+    """Save model and optimizer; a single process does so without a process group."""
+    alone, group = job.place.mesh is None, job.place.group
+    state = {"model": get_model_state_dict(job.model), **states_of(job)}
+    dcp.save(state, checkpoint_id=folder, process_group=group, no_dist=alone)
 
 
 def load(job: Job, folder: Path) -> None:
     """Load what `save` saved in whatever layout."""
-    read = checkpoint_of(job)
-    alone = job.place.mesh is None
-    dcp.load(read, checkpoint_id=folder, process_group=job.place.group, no_dist=alone)
+    read = {"model": get_model_state_dict(job.model), **states_of(job)}
+    _read(job, read, folder)
     set_model_state_dict(job.model, read["model"])
     set_optimizer_state_dict(job.model, job.optimizer, read["optimizer"])
+
+
+def load_states(job: Job, folder: Path) -> None:
+    """Load the optimizer's part of a checkpoint only."""
+    read = states_of(job)
+    _read(job, read, folder)
+    set_optimizer_state_dict(job.model, job.optimizer, read["optimizer"])
+
+
+def _read(job: Job, into: dict[str, Any], folder: Path) -> None:
+    alone, group = job.place.mesh is None, job.place.group
+    dcp.load(into, checkpoint_id=folder, process_group=group, no_dist=alone)
 
 
 @dataclass

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpointing import (
     OPTIMIZERS,
-    Job,
+    STEPS,
+    SWAPPED,
     Moves,
     assert_same_job,
     load,
+    load_states,
     make_heir,
     make_job,
     moves_on,
     place,
     save,
+    states_of,
 )
 from pool import Rank, RankPool
-from torch.distributed.checkpoint.state_dict import (
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from swapopt_torch import TorchSwapOptimizer
 from training import assert_same_bits
 
-STEPS = 3
-SWAPPED = ("packed", "per_tensor")
+GUIDE = Path(__file__).parents[4] / "docs" / "checkpoints.md"
 # Into native, from native, and from one kind of movement into the other.
 ORIGINS = {"packed": "native", "per_tensor": "packed", "native": "per_tensor"}
 
@@ -139,23 +139,17 @@ def _check_moves(rank: Rank, optimizer: str, folder: Path) -> None:
     native.train(range(STEPS))
     job.train(range(STEPS))
     with moves_on(rank.device) as natively:
-        dcp.save(_states_of(native), checkpoint_id=folder / "native")
+        dcp.save(states_of(native), checkpoint_id=folder / "native")
     with moves_on(rank.device) as saving:
-        dcp.save(_states_of(job), checkpoint_id=folder / "packed")
+        dcp.save(states_of(job), checkpoint_id=folder / "packed")
     job.train(range(STEPS, 2 * STEPS))
     with moves_on(rank.device) as loading:
-        read = _states_of(job)
-        dcp.load(read, checkpoint_id=folder / "packed")
-        set_optimizer_state_dict(job.model, job.optimizer, read["optimizer"])
+        load_states(job, folder / "packed")
     assert saving == loading == Moves()
     if rank.device.type == "virtual":
         assert natively.d2h_nbytes > 0, "the timeline would not show a state that moves"
     job.model.load_state_dict(native.model.state_dict())
     assert_same_job(job, native)
-
-
-def _states_of(job: Job) -> dict[str, object]:
-    return {"optimizer": get_optimizer_state_dict(job.model, job.optimizer)}
 
 
 @pytest.mark.parametrize("optimizer", ["loop", "hyper"])
@@ -172,11 +166,12 @@ def _make_ready(rank: Rank) -> None:
     peaks = {}
     for variant in ("native", *SWAPPED):
         job = make_job(where, "loop", variant)
-        before = {name: value for name, value in job.tensors().items() if name.endswith(" ")}
+        before = job.tensors()
         with moves_on(rank.device) as moves:
             get_optimizer_state_dict(job.model, job.optimizer)
         peaks[variant] = moves.peak_nbytes
         after = job.tensors()
+        assert len(after) > len(before)
         for name, value in before.items():
             assert_same_bits(after[name], value, name)
         if isinstance(job.optimizer, TorchSwapOptimizer):
@@ -249,3 +244,28 @@ def _save_per_rank(rank: Rank, optimizer: str, folder: Path) -> None:
 def test_c4_a_file_for_every_rank(ranks: RankPool, tmp_path: Path, optimizer: str) -> None:
     """torch.load(weights_only=True) takes DTensors: torch lists them among what is safe."""
     ranks.run(_save_per_rank, optimizer, tmp_path)
+
+
+def _follow_the_guide(rank: Rank, folder: Path) -> None:
+    guide: dict[str, Any] = {}
+    section = GUIDE.read_text(encoding="utf-8").partition("\n## Distributed checkpoints\n")[2]
+    for block in section.partition("\n## ")[0].split("```python\n")[1:]:
+        exec(block.partition("```")[0], guide)
+    where = place(rank, "sharded")
+    assert where is not None
+    job = make_job(where, "loop", "packed")
+    job.train(range(STEPS))
+    saved = job.tensors()
+    guide["save"](job.model, job.optimizer, folder / "saved")
+    background = guide["save_in_background"](job.model, job.optimizer, folder / "background")
+    job.train(range(STEPS, 2 * STEPS))
+    background.result()
+    for name in ("saved", "background"):
+        heir = make_job(where, "loop", "per_tensor", seed=1)
+        guide["load"](heir.model, heir.optimizer, folder / name)
+        for key, value in heir.tensors().items():
+            assert_same_bits(value, saved[key], f"{key}, {name}")
+
+
+def test_the_guide_does_what_it_says(two_ranks: RankPool, tmp_path: Path) -> None:
+    two_ranks.run(_follow_the_guide, tmp_path)

@@ -2,42 +2,69 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from checkpointing import Job, assert_same_job, load, make_heir, make_job, place, save
+from checkpointing import (
+    STEPS,
+    SWAPPED,
+    assert_same_job,
+    load,
+    load_states,
+    make_heir,
+    make_job,
+    place,
+    save,
+    states_of,
+)
 from pool import Rank, RankPool
+from torch.distributed.checkpoint import _async_process_executor
 from torch.distributed.checkpoint.staging import (
     AsyncStager,
     BlockingAsyncStager,
     DefaultStager,
     StagingOptions,
 )
-from torch.distributed.checkpoint.state_dict import (
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-STEPS = 3
-SWAPPED = ("packed", "per_tensor")
 SECONDS = 60.0
 
 
 class GatedWriter(dcp.FileSystemWriter):
-    """Writes nothing before its gate is opened."""
+    """Writes nothing before its gate, a named pipe, is opened from the other side."""
 
-    def __init__(self, path: Path, gate: threading.Event) -> None:
+    def __init__(self, path: Path, gate: Path) -> None:
         super().__init__(path)
         self._gate = gate
 
     def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> Any:
-        assert self._gate.wait(SECONDS), "nobody opened the gate"
-        return super().write_data(plan, planner)
+        with self._gate.open("rb"):
+            return super().write_data(plan, planner)
+
+
+def _gate(rank: Rank, folder: Path) -> Path:
+    gate = folder / f"gate {rank.index}"
+    gate.unlink(missing_ok=True)
+    os.mkfifo(gate)
+    return gate
+
+
+def _finish(future: Future[Any], gate: Path) -> None:
+    """Let a save that has written nothing so far write, and wait for it."""
+    assert not future.done()
+    opened = os.open(gate, os.O_RDWR)  # does not wait for the other side, which may have failed
+    try:
+        future.result(SECONDS)
+    finally:
+        os.close(opened)
 
 
 class SnapshotStager(AsyncStager):
@@ -56,49 +83,65 @@ STAGERS: dict[str, Callable[[], AsyncStager]] = {
 }
 
 
-def _states_of(job: Job) -> dict[str, Any]:
-    return {"optimizer": get_optimizer_state_dict(job.model, job.optimizer)}
+@contextmanager
+def _checkpoint_process() -> Iterator[None]:
+    """Let a rank have a process of its own for checkpoints, and end that at the end."""
+    rank_process = multiprocessing.current_process()
+    rank_process.daemon = False  # those that are must not have children
+    try:
+        yield
+    finally:
+        _async_process_executor._CHECKPOINT_PROCESS = None  # it ends its process when it goes
+        rank_process.daemon = True
 
 
-def _load_states(job: Job, folder: Path) -> None:
-    read = _states_of(job)
-    dcp.load(read, checkpoint_id=folder)
-    set_optimizer_state_dict(job.model, job.optimizer, read["optimizer"])
-
-
-def _train_meanwhile(rank: Rank, optimizer: str, stager: str, folder: Path) -> None:
+def _train_meanwhile(
+    rank: Rank, optimizer: str, stager: str, checkpointer: AsyncCheckpointerType, folder: Path
+) -> None:
     where = place(rank, "sharded")
     assert where is not None
     native = make_job(where, optimizer, "native")
     native.train(range(STEPS))
-    trained = {}
-    for variant in SWAPPED:
-        job = trained[variant] = make_job(where, optimizer, variant)
-        job.train(range(STEPS))
-        gate = threading.Event()
-        future = dcp.async_save(
-            _states_of(job),
-            storage_writer=GatedWriter(folder / variant, gate),
-            async_stager=STAGERS[stager](),
-        )
-        job.train(range(STEPS, 2 * STEPS))
-        assert not future.done()
-        gate.set()
-        future.result(SECONDS)
-        heir = make_heir(native, optimizer, variant)
-        _load_states(heir, folder / variant)
-        assert_same_job(heir, native)
+    trained = {variant: make_job(where, optimizer, variant) for variant in SWAPPED}
+    in_process = checkpointer is AsyncCheckpointerType.PROCESS
+    with _checkpoint_process() if in_process else nullcontext():
+        for variant, job in trained.items():
+            job.train(range(STEPS))
+            gate = _gate(rank, folder)
+            future = dcp.async_save(
+                states_of(job),
+                storage_writer=GatedWriter(folder / variant, gate),
+                async_stager=STAGERS[stager](),
+                async_checkpointer_type=checkpointer,
+            )
+            job.train(range(STEPS, 2 * STEPS))
+            _finish(future, gate)
+            heir = make_heir(native, optimizer, variant)
+            load_states(heir, folder / variant)
+            assert_same_job(heir, native)
     native.train(range(STEPS, 2 * STEPS))
     for job in trained.values():
         assert_same_job(job, native)
 
 
-@pytest.mark.parametrize("stager", list(STAGERS))
-@pytest.mark.parametrize("optimizer", ["loop", "hyper"])
+@pytest.mark.parametrize(
+    ("optimizer", "stager", "checkpointer"),
+    [
+        ("loop", "none", AsyncCheckpointerType.THREAD),
+        ("hyper", "none", AsyncCheckpointerType.THREAD),
+        ("loop", "torch's default", AsyncCheckpointerType.THREAD),
+        ("loop", "blocking", AsyncCheckpointerType.THREAD),
+        ("loop", "none", AsyncCheckpointerType.PROCESS),
+    ],
+)
 def test_c2_training_goes_on_while_a_snapshot_is_written(
-    two_ranks: RankPool, tmp_path: Path, optimizer: str, stager: str
+    two_ranks: RankPool,
+    tmp_path: Path,
+    optimizer: str,
+    stager: str,
+    checkpointer: AsyncCheckpointerType,
 ) -> None:
-    two_ranks.run(_train_meanwhile, optimizer, stager, tmp_path)
+    two_ranks.run(_train_meanwhile, optimizer, stager, checkpointer, tmp_path)
 
 
 def _load_meanwhile(rank: Rank, folder: Path) -> None:
@@ -109,24 +152,23 @@ def _load_meanwhile(rank: Rank, folder: Path) -> None:
     native.train(range(1))
     save(native, folder / "older")
     older = make_heir(native, "loop", "native")
-    _load_states(older, folder / "older")
+    load_states(older, folder / "older")
     native.train(range(1, STEPS))
     for variant in SWAPPED:
         job = make_job(where, "loop", variant)
         job.train(range(STEPS))
-        gate = threading.Event()
+        gate = _gate(rank, folder)
         future = dcp.async_save(
-            _states_of(job),
+            states_of(job),
             storage_writer=GatedWriter(folder / variant, gate),
             async_stager=SnapshotStager(),
             process_group=group,
         )
         load(job, folder / "older")
         assert_same_job(job, older)
-        gate.set()
-        future.result(SECONDS)
+        _finish(future, gate)
         heir = make_heir(native, "loop", variant)
-        _load_states(heir, folder / variant)
+        load_states(heir, folder / variant)
         assert_same_job(heir, native)
     dist.destroy_process_group(group)
 
