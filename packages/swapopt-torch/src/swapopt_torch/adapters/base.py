@@ -244,10 +244,11 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
         """Do nothing: torch's Adam keeps nothing that belongs to the whole step."""
 
     def drop_gradients(self) -> None:
-        """Forget this step's gradients, so that zero_grad frees them."""
+        """Forget this step's gradients and what came with them, so that zero_grad frees them."""
         for unit in self._active:
             unit.grad = None
         self._active = []
+        self.grad_scale = self.found_inf = None
 
     def _signature(self) -> list[tuple[object, ...]]:
         return [(bool(group["amsgrad"]), *map(id, group["params"])) for group in self._groups]
