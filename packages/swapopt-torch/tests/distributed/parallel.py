@@ -54,6 +54,7 @@ class Outcome:
 
     losses: list[torch.Tensor] = field(default_factory=list)
     norms: list[torch.Tensor] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     states: dict[str, torch.Tensor] = field(default_factory=dict)
     collectives: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -88,10 +89,17 @@ def train(
             module.synchronize(rank.device)
             module.reset_peak_memory_stats(rank.device)
             started_ns = virtual.now_ns()
-        outcome.losses.append(training.give_gradients(index).detach().cpu().clone())
+        outcome.losses.append(training.give_gradients(index).detach().clone())
         if training.max_norm is not None:
             outcome.norms.append(_clip(training, optimizers, training.max_norm))
-        _step(training.scaler, optimizers)
+        if training.scaler is None:
+            for optimizer in optimizers:
+                optimizer.step()
+        else:
+            outcome.scales.append(training.scaler.get_scale())
+            _step_scaled(training.scaler, optimizers)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
     module.synchronize(rank.device)
     outcome.step_ns = virtual.now_ns() - started_ns
     outcome.peak_nbytes = module.max_memory_allocated(rank.device) - before
@@ -99,7 +107,8 @@ def train(
         (row.operation, row.nbytes) for row in virtual.timeline() if row.lane == "collective"
     )
     outcome.idle_nbytes = allocated(rank.device) - before
-    _collect(outcome, training.module, optimizers)
+    outcome.losses, outcome.norms = map(_on_the_cpu, (outcome.losses, outcome.norms))
+    _collect(outcome, training.module, optimizers, config)
     del training, optimizers
     gc.collect()
     return outcome
@@ -115,44 +124,49 @@ def _clip(
     parameters = list(training.module.parameters())
     norm = nn.utils.clip_grad_norm_(parameters, max_norm)
     assert isinstance(norm, DTensor) == any(isinstance(p, DTensor) for p in parameters)
-    return _copied(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def _step(scaler: torch.amp.GradScaler | None, optimizers: list[torch.optim.Optimizer]) -> None:
+def _on_the_cpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    # Only when training is over: reading a value sooner would order what nothing else orders.
+    return [tensor.cpu() for tensor in tensors]
+
+
+def _step_scaled(scaler: torch.amp.GradScaler, optimizers: list[torch.optim.Optimizer]) -> None:
     for optimizer in optimizers:
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
-        optimizer.zero_grad()
-    if scaler is not None:
-        scaler.update()
+        scaler.step(optimizer)
+    scaler.update()
 
 
-def _collect(outcome: Outcome, module: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+def _collect(
+    outcome: Outcome,
+    module: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    config: SwapOptimizerConfig | None,
+) -> None:
     """Copy parameters and states of this rank to the CPU."""
     names = {parameter: name for name, parameter in module.named_parameters()}
-    outcome.parameters = {name: _copied(parameter) for parameter, name in names.items()}
+    outcome.parameters = {name: copied(parameter) for parameter, name in names.items()}
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
-                if isinstance(optimizer, TorchSwapOptimizer) and not local(parameter).is_cpu:
-                    outcome.freed_nbytes += _freed_nbytes(key, value)
-                outcome.states[f"{names[parameter]}.{key}"] = _copied(value)
+                if config is not None and not local(parameter).is_cpu:
+                    outcome.freed_nbytes += _freed_nbytes(key, value, config.min_numel)
+                outcome.states[f"{names[parameter]}.{key}"] = copied(value)
         if isinstance(optimizer, TorchSwapOptimizer):
             outcome.bound_nbytes += optimizer.swap_stats().bound_nbytes
 
 
-def _freed_nbytes(key: str, state: torch.Tensor) -> int:
+def _freed_nbytes(key: str, state: torch.Tensor, min_numel: int) -> int:
     """Return the device bytes (512-byte blocks) that a state would take natively, if swapped."""
     values = local(state)
-    if values.numel() < MIN_NUMEL:
+    if values.numel() < min_numel or values.dim() == 0:
         return 0
     assert state.device.type == values.device.type == "cpu", f"{key} is on {state.device}"
     return round_up(values.nbytes)
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
+def copied(tensor: torch.Tensor) -> torch.Tensor:
     return local(tensor.detach()).cpu().clone()
 
 
@@ -163,6 +177,7 @@ def assert_same_training(found: Outcome, expected: Outcome) -> None:
         assert_same_bits(loss, other, f"loss of step {index}")
     for index, (norm, other) in enumerate(zip(found.norms, expected.norms, strict=True)):
         assert_same_bits(norm, other, f"norm of the gradients of step {index}")
+    assert found.scales == expected.scales, "another step overflowed"
     for kind in ("parameters", "states"):
         ours, theirs = getattr(found, kind), getattr(expected, kind)
         assert set(ours) == set(theirs), f"{kind}: {set(ours) ^ set(theirs)}"
@@ -186,14 +201,20 @@ def assert_same_outcome(found: Outcome, expected: Outcome) -> None:
 
 
 def compare(
-    rank: Rank, build: Build, *, swap_times: int = 4, communicates: bool = True, steps: int = STEPS
+    rank: Rank,
+    build: Build,
+    *,
+    swap_times: int = 4,
+    min_numel: int = MIN_NUMEL,
+    communicates: bool = True,
+    steps: int = STEPS,
 ) -> dict[str, Outcome]:
     """Train natively, packed and per tensor; assert that all is the same and return all three."""
     native = train(rank, build, None, steps)
     outcomes = {"native": native}
     assert bool(native.collectives) == communicates, f"collectives: {native.collectives}"
     for name, packed in (("packed", True), ("per tensor", False)):
-        config = SwapOptimizerConfig(swap_times=swap_times, packed_swap=packed)
+        config = SwapOptimizerConfig(swap_times=swap_times, min_numel=min_numel, packed_swap=packed)
         outcomes[name] = train(rank, build, config, steps)
         assert_same_outcome(outcomes[name], native)
     return outcomes

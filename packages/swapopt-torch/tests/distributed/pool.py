@@ -29,7 +29,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 P = ParamSpec("P")
 T = TypeVar("T")
 
-START_SECONDS = 120.0
+# Starting is for the most part importing, and takes long where many processes share few cores.
+START_SECONDS = 300.0
 CASE_SECONDS = 120.0
 # How long the others may take to report after one has failed: they tell more than one traceback.
 GRACE_SECONDS = 2.0
@@ -163,8 +164,10 @@ def _serve(index: int, size: int, device_type: str, store: str, connection: Conn
     """Be one rank: take cases until the pool hangs up."""
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
-    # The first optimizer of a process would import it, and it is the largest module of all.
+    # The first optimizer of a process would import it, and it is the largest module of all. Cases
+    # are timed, so what many of them import is imported now.
     importlib.import_module("torch._dynamo")
+    importlib.import_module("torch.distributed.fsdp")
     try:
         rank = _join(index, size, device_type, store)
         connection.send((True, None))
