@@ -48,6 +48,7 @@ MINDSPORE_FLOORS = [
     {"adapters"},
     {"announce"},
     {"engine"},
+    {"checkpoint"},
     {"optimizer"},
     {""},
 ]

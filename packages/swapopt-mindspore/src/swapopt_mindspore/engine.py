@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
+import numpy.typing as npt
 from mindspore import Tensor
 
 from swapopt_common import SlotState, SwapConfigError, SwapOptimizerConfig, move_slots
@@ -21,6 +23,9 @@ from swapopt_mindspore.streams import Edge, wait
 
 Value = tuple[MindSporeSlot, Tensor]
 """A swapped state, and the tensor that holds what is to be in its mirror."""
+
+LoadedValue = tuple[MindSporeSlot, npt.NDArray[np.generic]]
+"""A swapped state, and an array of its shape and dtype."""
 
 NO_HOST_MEMORY = "no pinned host memory was left for it"
 
@@ -99,7 +104,41 @@ class SwapEngine:
     def run(self, units: Sequence[MindSporeUnit], updater: Updater) -> None:
         """Update ``units`` batch by batch; see `PipelineSwapRuntime.run_pipeline`."""
         if units:
+            self._spare_snapshots(slot for unit in units for slot in unit.swapped())
             self.runtime.run_pipeline(self._step_batches(units), updater)
+
+    def lend(self, slot: MindSporeSlot) -> Tensor:
+        """Return a tensor over a swapped state's host memory that nothing we do changes.
+
+        As long as anything shares its memory, steps and loads go to fresh memory (invariant 8).
+        """
+        assert slot.buffer is not None, "a swapped state has host memory"
+        return slot.buffer.lend(slot.host_offset, slot.shape)
+
+    def _spare_snapshots(self, written: Iterable[MindSporeSlot]) -> None:
+        """Give fresh host memory to states about to be written that a live snapshot lies in.
+
+        A buffer at a time, values included: of a buffer's states some may not be written now.
+
+        Raises:
+            HostMemoryError: there is not enough for both; nothing has changed.
+        """
+        lent = self.layout.lent_regions()
+        if not lent:
+            return
+        self.settle()
+        buffers = {slot.buffer for slot in written}
+        fresh = [
+            (region, self._device.allocate_host(region.buffer.numel, region.buffer.dtype))
+            for region in lent
+            if region.buffer in buffers
+        ]
+        self.runtime.forget_mirrors()
+        for region, buffer in fresh:
+            # What somebody has put in place of a mirror stays to be taken over.
+            in_place = [slot for slot in region.slots if not slot.is_home_moved]
+            region.move_to(buffer)
+            _expose_mirrors(in_place)
 
     def settle(self) -> None:
         """Block the host until all offloads are complete: the mirrors can be read."""
@@ -121,14 +160,28 @@ class SwapEngine:
         _expose_mirrors(moved)
 
     def store(self, values: Sequence[Value]) -> None:
-        """Let the mirrors of swapped states hold these values; blocks the host."""
+        """Let the mirrors of swapped states hold these values; blocks the host.
+
+        Raises:
+            HostMemoryError: a snapshot is alive, and there is not enough for both; nothing has
+                changed.
+        """
         self.settle()
+        self._spare_snapshots(slot for slot, _ in values)
         on_device = [(slot, tensor) for slot, tensor in values if self._device.holds(tensor)]
         self._device.adopt([tensor for _, tensor in on_device])
         self._fetch(on_device)
         for slot, tensor in values:
             if not self._device.holds(tensor):
                 slot.mirror().copy_(tensor)
+
+    def load(self, values: Sequence[LoadedValue]) -> None:
+        """Let the mirrors of swapped states hold values that are in host memory; see `store`."""
+        self.settle()
+        self._spare_snapshots(slot for slot, _ in values)
+        for slot, array in values:
+            assert slot.buffer is not None, "a swapped state has host memory"
+            slot.buffer.write(slot.host_offset, array)
 
     def restore(self) -> None:
         """Give the states back to the optimizer, on the device; blocks the host.

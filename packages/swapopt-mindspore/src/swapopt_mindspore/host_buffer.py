@@ -56,6 +56,7 @@ class HostBuffer:
     def __init__(self, memory: Bytes, dtype: mstype.Type) -> None:
         self._memory = memory
         self._itemsize = numpy_dtype(dtype).itemsize
+        self._lent: weakref.ref[Bytes] | None = None
         self.dtype = dtype
         self.numel = memory.nbytes // self._itemsize
         HostBuffer.alive_nbytes += memory.nbytes
@@ -82,6 +83,39 @@ class HostBuffer:
         Raises:
             ValueError: the piece does not lie inside the buffer.
         """
+        return tensor_over(self._memory[self._bytes_of(host_offset, shape)], self.dtype, shape)
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether a snapshot over this memory is alive; nobody may write to it then."""
+        return self._lent is not None and self._lent() is not None
+
+    def lend(self, host_offset: int, shape: tuple[int, ...]) -> Tensor:
+        """Return another tensor over a piece of the buffer, for a snapshot.
+
+        As long as it, or anything that shares its memory, is alive, `is_lent` is true.
+
+        Args:
+            host_offset: its first element, counted in elements.
+            shape: its shape.
+        """
+        lent = self._lent() if self._lent is not None else None
+        if lent is None:
+            # Over a memoryview: pieces of it keep this array alive, and not only its memory.
+            lent = np.frombuffer(self._memory.data, np.uint8)
+            self._lent = weakref.ref(lent)
+        return tensor_over(lent[self._bytes_of(host_offset, shape)], self.dtype, shape)
+
+    def write(self, host_offset: int, values: npt.NDArray[np.generic]) -> None:
+        """Let a piece of the buffer hold these values, of its dtype; no copy may be under way."""
+        piece = self._memory[self._bytes_of(host_offset, values.shape)]
+        piece.view(numpy_dtype(self.dtype)).reshape(values.shape)[...] = values
+
+    def take_over(self, other: HostBuffer) -> None:
+        """Copy what another buffer of the same size and dtype holds; blocks the host."""
+        self._memory[...] = other._memory
+
+    def _bytes_of(self, host_offset: int, shape: tuple[int, ...]) -> slice:
         begin = host_offset * self._itemsize
         end = begin + nbytes_of(shape, self.dtype)
         if not 0 <= begin <= end <= self.nbytes:
@@ -89,7 +123,7 @@ class HostBuffer:
                 f"a host buffer of {self.numel} elements holds no piece of shape {shape} at "
                 f"element {host_offset}"
             )
-        return tensor_over(self._memory[begin:end], self.dtype, shape)
+        return slice(begin, end)
 
 
 def _forget(nbytes: int) -> None:

@@ -36,6 +36,14 @@ class Region:
     slots: list[MindSporeSlot]
     arena_offset_bytes: int
 
+    def move_to(self, buffer: HostBuffer) -> None:
+        """Let the mirrors lie in another buffer of the same size; their values go along."""
+        buffer.take_over(self.buffer)
+        self.buffer = buffer
+        for slot in self.slots:
+            slot.live_in(buffer)
+            slot.tensor = slot.cpu_tensor
+
 
 @dataclass(eq=False, slots=True)
 class Batch:
@@ -122,6 +130,10 @@ class SwapLayout:
     def slots(self) -> list[MindSporeSlot]:
         """Return the states that have host memory."""
         return [slot for batch in self.batches for slot in batch.slots()]
+
+    def lent_regions(self) -> list[Region]:
+        """Return the regions in whose host memory a snapshot is alive."""
+        return [r for batch in self.batches for r in batch.regions if r.buffer.is_lent]
 
     def explain_arenas(self) -> str:
         """Return what a user needs to know when the arenas do not fit."""

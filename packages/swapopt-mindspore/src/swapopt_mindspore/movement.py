@@ -109,6 +109,9 @@ class Movement(ABC):
     def release(self, position: int, batch: StepBatch) -> None:
         """Free the batch's device memory; the caller's stream is behind every use of it."""
 
+    def forget_mirrors(self) -> None:  # noqa: B027 - a movement that keeps none has nothing to do
+        """Let go of tensors over host memory that were kept for later steps: mirrors have moved."""
+
     @abstractmethod
     def release_all(self, batches: Sequence[StepBatch]) -> None:
         """Free all device memory after a failure; the device is idle."""

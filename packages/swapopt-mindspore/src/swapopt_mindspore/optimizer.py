@@ -11,6 +11,7 @@ from mindspore.graph.api import _run_in_jit
 from swapopt_common import SwapConfigError, SwapOptimizerConfig
 from swapopt_mindspore import announce, guard
 from swapopt_mindspore.adapters import MindFormersAdamWAdapter, make_adapter
+from swapopt_mindspore.checkpoint import CheckpointedOptimizer
 from swapopt_mindspore.choice import resolve_device
 from swapopt_mindspore.device import Device
 from swapopt_mindspore.engine import SwapEngine
@@ -65,7 +66,7 @@ def is_swap_optimizer(optimizer: object) -> bool:
     return isinstance(optimizer, MindSporeSwapOptimizer)
 
 
-class MindSporeSwapOptimizer(nn.Optimizer):
+class MindSporeSwapOptimizer(CheckpointedOptimizer):
     """An optimizer whose states live in pinned host memory between steps.
 
     Made by `swap_optimizer`. Seen as a cell it is the wrapped optimizer: it has the same
@@ -94,7 +95,7 @@ class MindSporeSwapOptimizer(nn.Optimizer):
         self._adapter = adapter
         self._state_ids: frozenset[int] = frozenset()
         self._unswapped = False
-        self._engine: SwapEngine | None = None
+        self._engine = None
         swaps_on = device or resolve_device()
         units = adapter.register_units(swaps_on)
         self._state_ids = frozenset(id(slot.parameter) for unit in units for slot in unit.slots)
@@ -182,15 +183,6 @@ class MindSporeSwapOptimizer(nn.Optimizer):
             if late:
                 engine.welcome(late, adapter.units)
         return adapter.results
-
-    def synchronize(self) -> None:
-        """Block the host until the last step's offloads are done.
-
-        Afterwards the wrapped optimizer's own state parameters hold the new values.
-        """
-        if self._engine is not None and not self._unswapped:
-            self._engine.settle()
-            self._engine.take_in_moved()
 
     def swap_stats(self) -> SwapStats:
         """Return what swaps, what stays and why, and what the last step moved.

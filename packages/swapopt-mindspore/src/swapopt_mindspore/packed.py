@@ -110,6 +110,10 @@ class PackedMovement(Movement):
         del batch
         self._arenas[position % WINDOW].free()
 
+    def forget_mirrors(self) -> None:
+        """Let go of all views; they are made again as batches come."""
+        self._staged.clear()
+
     def release_all(self, batches: Sequence[StepBatch]) -> None:
         """Empty both arenas."""
         del batches

@@ -112,6 +112,10 @@ class PipelineSwapRuntime:
             # Only now: a wait that is interrupted has not happened.
             self._tail = None
 
+    def forget_mirrors(self) -> None:
+        """Let go of tensors over host memory that was left for other; no step is under way."""
+        self._movement.forget_mirrors()
+
     def last_times(self) -> StepTimes | None:
         """Return the times of the last step, which has completed."""
         if not self._used:
