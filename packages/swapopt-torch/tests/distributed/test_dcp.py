@@ -12,6 +12,7 @@ from checkpointing import (
     OPTIMIZERS,
     STEPS,
     SWAPPED,
+    Job,
     Moves,
     assert_same_job,
     load,
@@ -23,6 +24,7 @@ from checkpointing import (
     save,
     states_of,
 )
+from parallel import local
 from pool import Rank, RankPool
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
@@ -143,13 +145,20 @@ def _check_moves(rank: Rank, optimizer: str, folder: Path) -> None:
     with moves_on(rank.device) as saving:
         dcp.save(states_of(job), checkpoint_id=folder / "packed")
     job.train(range(STEPS, 2 * STEPS))
+    addresses = _addresses(job)
     with moves_on(rank.device) as loading:
         load_states(job, folder / "packed")
     assert saving == loading == Moves()
+    assert _addresses(job) == addresses, "the states were copied on the host"
     if rank.device.type == "virtual":
         assert natively.d2h_nbytes > 0, "the timeline would not show a state that moves"
     job.model.load_state_dict(native.model.state_dict())
     assert_same_job(job, native)
+
+
+def _addresses(job: Job) -> list[int]:
+    states = job.optimizer.state.values()
+    return [local(state["exp_avg"]).data_ptr() for state in states]
 
 
 @pytest.mark.parametrize("optimizer", ["loop", "hyper"])
