@@ -34,7 +34,7 @@ TORCH_FLOORS = [
     {""},
 ]
 MINDSPORE_FLOORS = [
-    {"streams", "host_buffer", "local_tensor", "guard", "schedule"},
+    {"streams", "host_buffer", "local_tensor", "guard", "hooks", "schedule"},
     {"device"},
     {"ascend"},
     {"choice"},

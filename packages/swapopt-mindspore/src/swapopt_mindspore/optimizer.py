@@ -15,6 +15,7 @@ from swapopt_mindspore.checkpoint import CheckpointedOptimizer
 from swapopt_mindspore.choice import resolve_device
 from swapopt_mindspore.device import Device
 from swapopt_mindspore.engine import SwapEngine
+from swapopt_mindspore.hooks import share_hooks
 from swapopt_mindspore.slots import MindSporeSlot
 from swapopt_mindspore.stats import SwapStats, TransferCounts, collect_stats
 
@@ -92,6 +93,7 @@ class MindSporeSwapOptimizer(CheckpointedOptimizer):
         # Not as a cell inside this one: the names of its parameters would change.
         object.__setattr__(self, "_base", optimizer)
         self._params, self._cells = optimizer._params, optimizer._cells
+        share_hooks(self, optimizer)
         self._adapter = adapter
         self._state_ids: frozenset[int] = frozenset()
         self._unswapped = False
