@@ -65,7 +65,7 @@ def _introduce(
     lines = (
         ("Device", f"emulated on the CPU, with the speeds of the {settings.profile} profile"),
         ("Update", sentences.optimizer_note(optimizer_name, settings.optimizer)),
-        ("Model", f"GPT over bytes, {size.layers} layers, width {size.width}, {size.heads} heads"),
+        ("Model", f"GPT over bytes: layers {size.layers}, width {size.width}, heads {size.heads}"),
         ("", f"{sum(numels) / 1e6:.1f} million parameters in {len(numels)} tensors"),
         ("States", f"{mib(STATE_NBYTES_PER_PARAMETER * sum(numels))} of two float32 moments"),
         (

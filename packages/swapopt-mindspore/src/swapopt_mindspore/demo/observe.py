@@ -193,7 +193,6 @@ class StepObserver:
             memory = self._kept.get(address)
             if memory is None:
                 memory = self._kept[address] = self._take_memory(tensor)
-        self.sample()
         return _Kept(tensor, memory)
 
     def _take_back(self, kept: _Kept) -> Tensor:

@@ -15,8 +15,7 @@ from swapopt_mindspore.demo.table import change, milliseconds, percent
 TRANSFER_DEFINITION = (
     "Transfer time is while batches are being copied, both directions added up; hidden is the "
     "share of it that no update waited for. The step still grows by the launches of the copies, "
-    "which take the host's time: four for each parameter per-tensor, and two for each batch "
-    "packed."
+    "which take the host's time: two for each state per-tensor, and two for each batch packed."
 )
 STEP_DEFINITION = (
     "An optimizer step is timed from an idle device to an idle device, the last copies to the "
@@ -113,7 +112,7 @@ def notes() -> list[Text]:
 def optimizer_note(optimizer_name: str, asked: str | None) -> str:
     """Say which optimizer it is, and why it moves the way it does."""
     if optimizer_name == MINDFORMERS_ADAMW:
-        return "MindFormers' AdamW, its module alone, unfused: the fused form has no CPU kernel"
+        return "MindFormers' AdamW, its module alone, unfused (fused needs an Ascend)"
     reason = "" if asked else f", since MindFormers is not here ({mindformers_adamw.INSTALL})"
     return f"{OPTIMIZERS[optimizer_name]}{reason}; packed movement is for MindFormers' AdamW"
 

@@ -96,7 +96,7 @@ class DemoSettings:
         seed: of the parameters and of the order of the data.
     """
 
-    steps: int = 30
+    steps: int = 20
     model_size: ModelSize = MODEL_SIZES["small"]
     swap_times: int = 16
     profile: str = "ascend-910b"
