@@ -9,14 +9,16 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn
+from mindspore import dataset as ds
 
 from cases import MINDFORMERS, NATIVE
 from swapopt_common import HostMemoryError, SlotState, SwapConfigError, SwapOptimizerConfig
-from swapopt_mindspore import MindSporeSwapOptimizer
+from swapopt_mindspore import MindSporeSwapOptimizer, swap_optimizer
 from swapopt_mindspore.emulated import EmulatedDevice
 from swapping import Twins, adam, adamw, make_parameters
 from training import (
     MakeOptimizer,
+    Regressor,
     assert_same_bytes,
     assert_same_run,
     copy_of,
@@ -24,7 +26,7 @@ from training import (
     snapshot,
 )
 
-# With MindSpore's names: norm.gamma is smaller than min_numel, and so stays on the device.
+# The second is smaller than min_numel, and so its states stay on the device.
 SHAPES = [(16, 8), (24,), (8, 8), (5, 7)]
 CONFIG = SwapOptimizerConfig(swap_times=3, min_numel=30)
 PACKED = SwapOptimizerConfig(swap_times=3, min_numel=30, include_master_params=True)
@@ -402,12 +404,14 @@ def test_c2_a_state_dict_is_a_snapshot(kind: str) -> None:
     twins.assert_equal()
     for name, value in before.items():
         assert_same_bytes(copy_of(saved[name]), value, name)
-    changed = [name for name, value in before.items() if (copy_of(later[name]) != value).any()]
-    assert set(changed) >= swapped_names(twins.swapped)
+    after = {name: copy_of(value) for name, value in later.items()}
+    changed = {name for name, value in before.items() if (after[name] != value).any()}
+    assert changed >= swapped_names(twins.swapped)
     twins.swapped.load_state_dict(saved)
-    saved_again = twins.swapped.state_dict()
+    loaded = twins.swapped.state_dict()
     for name, value in before.items():
-        assert_same_bytes(copy_of(saved_again[name]), value, name)
+        assert_same_bytes(copy_of(loaded[name]), value, name)
+        assert_same_bytes(copy_of(later[name]), after[name], f"{name}, beside a load")
 
 
 def test_a_snapshot_costs_memory_only_in_a_step_and_only_while_it_lives(kind: str) -> None:
@@ -515,3 +519,47 @@ def test_dictionaries_and_lists_of_states_are_saved(tmp_path: Path) -> None:
     twins.step()
     ms.save_checkpoint(list(twins.swapped.get_parameters()), str(tmp_path / "list"))
     assert_same_values(ms.load_checkpoint(str(tmp_path / "list.ckpt")), twins.native.state_dict())
+
+
+# ------------------------------------------------------------------ MindSpore's own ways
+def test_model_checkpoint_saves_what_it_saves_natively(tmp_path: Path) -> None:
+    """A callback of Model.train, right after a step; it saves the training cell."""
+    files = []
+    for swaps in (True, False):
+        model = Regressor((ms.float32,))
+        optimizer = adam(list(model.trainable_params()))
+        if swaps:
+            optimizer = swap_optimizer(optimizer, CONFIG, device=EmulatedDevice())
+        folder = tmp_path / str(swaps)
+        save = ms.ModelCheckpoint("run", str(folder), ms.CheckpointConfig(save_checkpoint_steps=2))
+        trainer = ms.Model(model, nn.MSELoss(), optimizer)
+        trainer.train(1, rows_and_targets(4), callbacks=[save], dataset_sink_mode=False)
+        files.append(ms.load_checkpoint(str(next(folder.glob("run*_4.ckpt")))))
+    assert any(name.startswith("moment1.") for name in files[0])
+    assert_same_values(*files)
+
+
+def rows_and_targets(steps: int) -> ds.GeneratorDataset:
+    random = np.random.default_rng(1)
+    rows = random.normal(size=(steps, 12, 16)).astype(np.float32)
+    targets = random.normal(size=(steps, 12, 8)).astype(np.float32)
+    source = list(zip(rows, targets, strict=True))
+    return ds.GeneratorDataset(source, ["rows", "targets"], shuffle=False)
+
+
+def test_load_param_into_net_that_fails_has_loaded_what_it_loads_natively() -> None:
+    twins = OPTIMIZERS["adam"]()
+    twins.step()
+    for optimizer in (twins.swapped, twins.native):
+        saved = {
+            name: Parameter(Tensor(np.full(param.shape, 0.25, np.float32)), name=name)
+            for name, param in optimizer.parameters_dict().items()
+            if "moment" in name
+        }
+        saved["moment2.p0"] = Parameter(Tensor(np.zeros(3, np.float32)), name="moment2.p0")
+        with pytest.raises(RuntimeError, match="same shape"):
+            ms.load_param_into_net(optimizer, saved)
+    twins.assert_equal()
+    assert (twins.swapped.moment1[3].asnumpy() == np.float32(0.25)).all()
+    twins.step(2)
+    twins.assert_equal()
