@@ -1,4 +1,4 @@
-"""docs/parallelism.md: every test that its table names exists."""
+"""docs/parallelism.md and docs/mindspore.md: every test that their tables name exists."""
 
 import ast
 import re
@@ -7,35 +7,48 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ROOT / "packages" / "swapopt-torch" / "tests"
-GUIDE = (ROOT / "docs" / "parallelism.md").read_text(encoding="utf-8")
+GUIDES = {
+    name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("parallelism", "mindspore")
+}
+TESTS = {
+    "parallelism": ROOT / "packages" / "swapopt-torch" / "tests",
+    "mindspore": ROOT / "packages" / "swapopt-mindspore" / "tests",
+}
+TECHNIQUES = {
+    "parallelism": ("FSDP2", "Tensor parallel", "Pipeline parallel", "Expert parallel", "DDP"),
+    "mindspore": ("Fully sharded", "Tensor parallel", "Expert parallel", "Cell.recompute"),
+}
 
 
-def table_rows() -> list[list[str]]:
+def table_rows(guide: str) -> list[list[str]]:
     """Return the cells of the table whose last column is the test."""
-    lines = GUIDE.split("\n| technique | what is compared", 1)[1].splitlines()[2:]
+    lines = guide.split("\n| technique | what is compared", 1)[1].splitlines()[2:]
     rows = (line for line in lines if line.startswith("|"))
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
-ROWS = table_rows()
+ROWS = [(name, row) for name, guide in GUIDES.items() for row in table_rows(guide)]
 
 
-def test_the_table_is_read() -> None:
-    techniques = " ".join(row[0] for row in ROWS)
-    for word in ("FSDP2", "Tensor parallel", "Pipeline parallel", "Expert parallel", "DDP"):
+@pytest.mark.parametrize("name", GUIDES)
+def test_the_table_is_read(name: str) -> None:
+    rows = [row for of, row in ROWS if of == name]
+    techniques = " ".join(row[0] for row in rows)
+    for word in TECHNIQUES[name]:
         assert word in techniques
-    assert all(len(row) == 4 for row in ROWS)
-    assert sum(line.startswith("| ") and "::test_" in line for line in GUIDE.splitlines()) == len(
-        ROWS
-    )
+    assert all(len(row) == 4 for row in rows)
+    naming = [line for line in GUIDES[name].splitlines() if line.startswith("| ")]
+    assert sum("::test_" in line for line in naming) == len(rows)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_a_row_names_tests_that_exist(row: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "row"), ROWS, ids=lambda value: value if isinstance(value, str) else value[0]
+)
+def test_a_row_names_tests_that_exist(name: str, row: list[str]) -> None:
     references = re.findall(r"`([\w/]+\.py)::(\w+)`", row[-1])
     assert references, f"no test in {row[-1]!r}"
-    for path, name in references:
-        tree = ast.parse((TESTS / path).read_text(encoding="utf-8"))
+    for path, function in references:
+        tree = ast.parse((TESTS[name] / path).read_text(encoding="utf-8"))
         functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        assert name in functions, f"{path} has no function {name}"
+        assert function in functions, f"{path} has no function {function}"
