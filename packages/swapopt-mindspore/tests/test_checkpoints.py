@@ -563,3 +563,36 @@ def test_load_param_into_net_that_fails_has_loaded_what_it_loads_natively() -> N
     assert (twins.swapped.moment1[3].asnumpy() == np.float32(0.25)).all()
     twins.step(2)
     twins.assert_equal()
+
+
+# ------------------------------------------------------------------ DTensors
+def shard_of(state: Parameter) -> Tensor:
+    """Make a state look like a DTensor, which is known by its to_local; return the local part."""
+    shard = Tensor(state.asnumpy())
+    state.to_local = lambda: shard
+    return shard
+
+
+def test_of_a_dtensor_the_local_part_is_loaded_and_the_state_itself_handed_out() -> None:
+    twins = Twins(adam, SHAPES, EmulatedDevice(), CONFIG)
+    base = adam(make_parameters(SHAPES))
+    shards = [shard_of(state) for state in base.moment1]
+    twins.swapped = swap_optimizer(base, CONFIG, device=EmulatedDevice())
+    twins.step(2)
+    saved = twins.swapped.state_dict()
+    assert all(saved[state.name] is state for state in base.moment1)
+    for shard, native in zip(shards, twins.native.moment1, strict=True):
+        assert_same_bytes(copy_of(shard), copy_of(native), native.name)
+    # The native one goes ahead; what it has is loaded.
+    twins.step_natively(twins.gradients())
+    native_states = twins.native.state_dict()
+    twins.swapped.load_state_dict(native_states)
+    for shard, native in zip(shards, twins.native.moment1, strict=True):
+        assert_same_bytes(copy_of(shard), copy_of(native), native.name)
+    misfit = {**native_states, "moment1.p0": Parameter(Tensor(np.zeros((8, 8), np.float32)))}
+    with pytest.raises(ValueError, match=r"moment1.p0 has shape \(8, 8\).*has shape \(16, 8\)"):
+        twins.swapped.load_state_dict(misfit)
+    twins.step()
+    twins.swapped.synchronize()
+    for shard, native in zip(shards, twins.native.moment1, strict=True):
+        assert_same_bytes(copy_of(shard), copy_of(native), native.name)
