@@ -39,7 +39,7 @@ MINDSPORE_FLOORS = [
     {"ascend"},
     {"choice"},
     {"slots"},
-    {"residency", "layout", "adapters.gradients", "adapters.hyperparameters"},
+    {"residency", "layout", "mirrors", "adapters.gradients", "adapters.hyperparameters"},
     {"movement", "stats"},
     {"per_tensor", "packed", "outcome"},
     {"pipeline"},

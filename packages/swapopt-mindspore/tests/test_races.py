@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swapopt_common import SwapOptimizerConfig
-from swapopt_mindspore import engine, pipeline, swap_optimizer
+from swapopt_mindspore import mirrors, pipeline, swap_optimizer
 from swapopt_mindspore.emulated import EmulatedDevice
 from swapopt_mindspore.streams import Edge, Event, Stream
 from swapping import Twins, adam, adamw, make_gradients, make_parameters
@@ -34,7 +34,7 @@ def leave_out(monkeypatch: pytest.MonkeyPatch, edge: Edge) -> set[Edge]:
             original(stream, event, why)
 
     monkeypatch.setattr(pipeline, "wait", all_but_one)
-    monkeypatch.setattr(engine, "wait", all_but_one)
+    monkeypatch.setattr(mirrors, "wait", all_but_one)
     return used
 
 

@@ -12,8 +12,9 @@ from mindspore import Parameter, Tensor, nn
 
 from swapopt_common import SwapConfigError
 from swapopt_mindspore.adapters.base import MindSporeAdamBaseAdapter
-from swapopt_mindspore.engine import LoadedValue, SwapEngine
+from swapopt_mindspore.engine import SwapEngine
 from swapopt_mindspore.local_tensor import local_part
+from swapopt_mindspore.mirrors import LoadedValue
 from swapopt_mindspore.slots import MindSporeSlot
 
 Array = npt.NDArray[np.generic]

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
-import numpy as np
-import numpy.typing as npt
 from mindspore import Tensor
 
-from swapopt_common import SlotState, SwapConfigError, SwapOptimizerConfig, move_slots
+from swapopt_common import HostMemoryError, SlotState, SwapOptimizerConfig, move_slots
 from swapopt_mindspore import announce
 from swapopt_mindspore.device import Device
+from swapopt_mindspore.host_buffer import HostBuffer
 from swapopt_mindspore.layout import Batch, SwapLayout
 from swapopt_mindspore.local_tensor import local_part
+from swapopt_mindspore.mirrors import (
+    LoadedValue,
+    MirrorCopies,
+    Value,
+    check_fits,
+    expose_mirrors,
+)
 from swapopt_mindspore.movement import BatchEvents, StepBatch
 from swapopt_mindspore.packed import PackedMovement
 from swapopt_mindspore.per_tensor import PerTensorMovement
 from swapopt_mindspore.pipeline import PipelineSwapRuntime, Updater
 from swapopt_mindspore.slots import MindSporeSlot, MindSporeUnit
-from swapopt_mindspore.streams import Edge, wait
-
-Value = tuple[MindSporeSlot, Tensor]
-"""A swapped state, and the tensor that holds what is to be in its mirror."""
-
-LoadedValue = tuple[MindSporeSlot, npt.NDArray[np.generic]]
-"""A swapped state, and an array of its shape and dtype."""
 
 NO_HOST_MEMORY = "no pinned host memory was left for it"
 
@@ -55,6 +53,7 @@ class SwapEngine:
         packed = packed_by_default if config.packed_swap is None else config.packed_swap
         self._device = device
         self._synchronous = synchronous
+        self._copies = MirrorCopies(device, synchronous=synchronous)
         self._events: dict[Batch, BatchEvents] = {}
         self.layout = SwapLayout(device, config.swap_times, packed=packed)
         self.runtime = self._new_runtime()
@@ -129,7 +128,7 @@ class SwapEngine:
         self.settle()
         buffers = {slot.buffer for slot in written}
         fresh = [
-            (region, self._device.allocate_host(region.buffer.numel, region.buffer.dtype))
+            (region, self._allocate_beside_snapshot(region.buffer))
             for region in lent
             if region.buffer in buffers
         ]
@@ -138,7 +137,17 @@ class SwapEngine:
             # What somebody has put in place of a mirror stays to be taken over.
             in_place = [slot for slot in region.slots if not slot.is_home_moved]
             region.move_to(buffer)
-            _expose_mirrors(in_place)
+            expose_mirrors(in_place)
+
+    def _allocate_beside_snapshot(self, lent: HostBuffer) -> HostBuffer:
+        try:
+            return self._device.allocate_host(lent.numel, lent.dtype)
+        except HostMemoryError as error:
+            raise HostMemoryError(
+                "What state_dict() returned is still alive, so the states it shares memory with "
+                "need host memory of their own before they change. Write it to a file and drop it "
+                f"before the next step or load. ({error})"
+            ) from error
 
     def settle(self) -> None:
         """Block the host until all offloads are complete: the mirrors can be read."""
@@ -155,9 +164,9 @@ class SwapEngine:
             return
         values = [(slot, slot.home) for slot in moved]
         for slot, value in values:
-            _check_fits(slot, value)
+            check_fits(slot, value)
         self.store(values)
-        _expose_mirrors(moved)
+        expose_mirrors(moved)
 
     def store(self, values: Sequence[Value]) -> None:
         """Let the mirrors of swapped states hold these values; blocks the host.
@@ -170,7 +179,7 @@ class SwapEngine:
         self._spare_snapshots(slot for slot, _ in values)
         on_device = [(slot, tensor) for slot, tensor in values if self._device.holds(tensor)]
         self._device.adopt([tensor for _, tensor in on_device])
-        self._fetch(on_device)
+        self._copies.fetch(on_device)
         for slot, tensor in values:
             if not self._device.holds(tensor):
                 slot.mirror().copy_(tensor)
@@ -190,52 +199,21 @@ class SwapEngine:
             DeviceMemoryError: they do not fit; they stay in host memory.
         """
         self.settle()
-        slots = [slot for slot in self.layout.slots() if not slot.is_home_moved]
-        device, event = self._device, self._device.new_event()
-        restored = [(slot, device.empty(slot.shape, slot.dtype)) for slot in slots]
-        event.record(device.compute_stream())
-        wait(device.h2d, event, Edge.ALLOCATED)
-        with self._copying():
-            for slot, tensor in restored:
-                device.copy(device.h2d, tensor, slot.mirror(), blocking=self._synchronous)
-            event.record(device.h2d)
-            event.synchronize()
-        for slot, tensor in restored:
-            slot.home.data = tensor
+        self._copies.restore([slot for slot in self.layout.slots() if not slot.is_home_moved])
 
     def _move_in(self, slots: Sequence[MindSporeSlot]) -> None:
         """Copy states that have just been given host memory there; their device memory is freed."""
         move_slots(slots, SlotState.D2H)
         try:
-            self._fetch([(slot, slot.operand()) for slot in slots])
+            self._copies.fetch([(slot, slot.operand()) for slot in slots])
         except BaseException:
             move_slots(slots, SlotState.DEVICE)
             raise
         move_slots(slots, SlotState.HOST)
         for slot in slots:
             slot.tensor = slot.cpu_tensor
-        _expose_mirrors(slots, self._device)
+        expose_mirrors(slots, self._device)
         self.runtime = self._new_runtime()
-
-    def _fetch(self, values: Sequence[Value]) -> None:
-        """Copy device tensors into mirrors; blocks the host until that is done."""
-        device, event = self._device, self._device.new_event()
-        event.record(device.compute_stream())
-        wait(device.d2h, event, Edge.SETTLED)
-        with self._copying():
-            for slot, tensor in values:
-                device.copy(device.d2h, slot.mirror(), tensor, blocking=self._synchronous)
-            event.record(device.d2h)
-            event.synchronize()
-
-    @contextmanager
-    def _copying(self) -> Iterator[None]:
-        """See to it that no copy is under way whose memory a failure sets free."""
-        try:
-            yield
-        except BaseException:
-            self._device.synchronize()
-            raise
 
     def _step_batches(self, units: Sequence[MindSporeUnit]) -> list[StepBatch]:
         found: dict[Batch, list[MindSporeUnit]] = {}
@@ -259,22 +237,3 @@ class SwapEngine:
         if events is None:
             events = self._events[batch] = BatchEvents(self._device)
         return events
-
-
-def _expose_mirrors(slots: Sequence[MindSporeSlot], device: Device | None = None) -> None:
-    """Let the optimizer's own tensors be the mirrors; with a device, free what they were."""
-    for slot in slots:
-        home = slot.home
-        former = home.data  # a tensor of its own that keeps the memory for a moment
-        home.data = slot.mirror()
-        if device is not None:
-            device.release(former)
-
-
-def _check_fits(slot: MindSporeSlot, value: Tensor) -> None:
-    if tuple(value.shape) != slot.shape or value.dtype != slot.dtype:
-        raise SwapConfigError(
-            f"{slot.parameter.name} was replaced by a tensor of shape {tuple(value.shape)} and "
-            f"dtype {value.dtype}; the optimizer's state is of shape {slot.shape} and dtype "
-            f"{slot.dtype}. Load states that fit, or wrap a new optimizer."
-        )
