@@ -95,6 +95,7 @@ NATIVE_CALLS: Final = (
 HOST_CALLS: Final = frozenset(
     {
         "torch.OutOfMemoryError",
+        "torch.autograd.graph.increment_version",
         "torch.cuda.cudart",
         "torch.device",
         "torch.empty_like",  # on meta
