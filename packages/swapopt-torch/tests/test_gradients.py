@@ -114,9 +114,8 @@ def test_first_gradient_at_step_nine(device: torch.device, packed: bool, fused: 
         assert pair.optimizer.state[pair.swapped[0]][key].data_ptr() == address
 
 
-def test_unfrozen_after_the_first_step_is_appended(
-    device: torch.device, packed: bool, fused: bool
-) -> None:
+def test_unfrozen_after_the_first_step(device: torch.device, packed: bool, fused: bool) -> None:
+    """All are planned anew, in the optimizer's order; states stay in the host memory they have."""
     pair = make_pair(device, packed, fused)
     for parameter in (pair.swapped[3], pair.native[3]):
         parameter.requires_grad_(False)
@@ -124,14 +123,20 @@ def test_unfrozen_after_the_first_step_is_appended(
     pair.step(without)
     pair.step(without)
     before = pair.optimizer.swap_stats()
+    mirrors = [value.data_ptr() for value in pair.optimizer.state[pair.swapped[0]].values()]
     for parameter in (pair.swapped[3], pair.native[3]):
         parameter.requires_grad_(True)
     pair.step(ALL)
     pair.step(ALL)
     pair.assert_equal()
     after = pair.optimizer.swap_stats()
-    assert after.batches == before.batches + 1
+    assert after.batches == before.batches
     assert after.swapped_states == before.swapped_states + 3
+    batches = pair.optimizer._engine.layout.batches
+    planned = [unit.param for batch in batches for unit in batch.units]
+    assert all(one is other for one, other in zip(planned, pair.swapped, strict=True))
+    kept = [value.data_ptr() for value in pair.optimizer.state[pair.swapped[0]].values()]
+    assert kept == mirrors
 
 
 def test_frozen_between_wrapping_and_the_first_step(device: torch.device, packed: bool) -> None:

@@ -75,32 +75,31 @@ class SwapEngine:
             SwapConfigError: packed_swap=True and states on several devices; nothing has changed.
             HostMemoryError: no state has moved.
         """
-        self._check_devices(_devices_of(units))
-        self.settle()
-        self._forget_plans()
-        self._plan([unit for unit in units if _takes_part(unit)])
+        self._plan_anew([unit for unit in units if _takes_part(unit)])
         self._admit([unit for unit in units if unit.has_state])
 
     def welcome(self, newcomers: Sequence[TorchUnit], units: Sequence[TorchUnit]) -> None:
         """Take in units that have their first gradient: their states are born as host zeros.
 
-        They join the batch they were planned for; unplanned ones (parameters that did not train
-        when the layout was made) are appended. If nothing has been materialised yet and the set
-        of trained parameters has changed, all ``units`` are planned again instead.
+        They join the batch they were planned for. If one of them did not train when the layout was
+        made, or nothing has been materialised yet and planned ones train no more, all ``units``
+        are planned again: a step updates in the optimizer's order, whatever was planned when, and
+        updates that communicate rely on that (see `operands_of`).
 
         Raises:
             SwapConfigError, HostMemoryError: as `attach`.
         """
-        unplanned = [unit for unit in newcomers if unit.batch_index is None]
-        if not self._has_mirrors() and (unplanned or _any_frozen(units)):
-            self._check_devices(_devices_of(newcomers))
-            self._forget_plans()
+        unplanned = any(unit.batch_index is None for unit in newcomers)
+        if unplanned or (not self._has_mirrors() and _any_frozen(units)):
             fresh = set(newcomers)
-            unplanned = [unit for unit in units if _takes_part(unit) or unit in fresh]
-        if unplanned:
-            self._check_devices(self.layout.devices | _devices_of(unplanned))
-            self._plan(unplanned)
+            self._plan_anew([unit for unit in units if _takes_part(unit) or unit in fresh])
         self._admit(newcomers)
+
+    def _plan_anew(self, units: Sequence[TorchUnit]) -> None:
+        self._check_devices(_devices_of(units))
+        self.settle()
+        self._forget_plans()
+        self._plan(units)
 
     def _has_mirrors(self) -> bool:
         return any(batch.materialised for batch in self.layout.batches)
@@ -137,13 +136,12 @@ class SwapEngine:
                 )
 
     def _plan(self, units: Sequence[TorchUnit]) -> None:
-        devices = self.layout.devices | _devices_of(units)
+        devices = _devices_of(units)
         if self._packed and len(devices) > 1:
             announce.warn_of_many_devices(devices)
             self._packed = self.layout.packed = False
-            self._movement = None
         self.layout.plan(units)
-        if devices and self._movement is None:
+        if devices:
             self._movement = PackedMovement(self.layout) if self._packed else PerTensorMovement()
             self.runtime = PipelineSwapRuntime(self._movement, synchronous=self._synchronous)
         announce.warn_if_host_is_small(units)
@@ -261,7 +259,6 @@ class SwapEngine:
                 # Nothing to move here. A batch without states would break the chain of hand-overs
                 # from one owner of a staging arena to the next, so its units join the one before.
                 batches[-1].units.extend(found)
-                batches[-1].units.sort(key=lambda unit: unit.adapter_index)  # one call per group
         return batches
 
     def _parts(self, batch: Batch, units: list[TorchUnit]) -> list[DevicePart]:

@@ -1,7 +1,7 @@
 """The static layout: which states swap, in which batch, and where in host memory they live.
 
-Made when an optimizer is wrapped and extended, never rebuilt, when a parameter gets its first
-gradient later (docs/design.md, "The layout is static").
+Made when an optimizer is wrapped. A parameter that gets its first gradient later joins the batch it
+was planned for (docs/design.md, "The layout is static").
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class SwapLayout:
         pageable_fallback: see `host_memory.allocate_region`.
 
     Attributes:
-        batches: in the order of their making.
+        batches: in the optimizer's order.
         arena_nbytes: bytes of one staging arena: what the largest batch needs.
         devices: the devices that the swapped states are updated on.
     """
@@ -187,18 +187,15 @@ class SwapLayout:
         )
 
     def plan(self, units: Sequence[TorchUnit]) -> None:
-        """Assign units to batches.
-
-        The first call partitions into ``swap_times`` batches. Later ones append: the new units
-        get as few batches as keep the staging memory where it is (a single unit may exceed it).
-        """
-        if not units:
-            return
-        if not self.batches:
-            self._append(partition(units, self._swap_times))
-            return
-        largest = max(sum(u.swappable_nbytes for u in batch.units) for batch in self.batches)
-        self._append(_fewest_batches(units, largest))
+        """Assign all units to ``swap_times`` batches, in their order; called once."""
+        for run in partition(units, self._swap_times) if units else ():
+            batch = Batch(run, sum(slot.region is not None for unit in run for slot in unit.slots))
+            self.batches.append(batch)
+            swapped = _swapped_of(batch)
+            self.arena_nbytes = max(self.arena_nbytes, packed_nbytes(swapped))
+            self.devices.update(slot.device for slot in swapped)
+            for unit in run:
+                unit.batch_index = len(self.batches) - 1
 
     def materialise(self, units: Sequence[TorchUnit]) -> None:
         """Give swapped states of planned units that have none host memory.
@@ -224,32 +221,9 @@ class SwapLayout:
         assert unit.batch_index is not None, "a unit is planned before it moves"
         return self.batches[unit.batch_index]
 
-    def _append(self, runs: Iterable[list[TorchUnit]]) -> None:
-        for run in runs:
-            batch = Batch(run, sum(slot.region is not None for unit in run for slot in unit.slots))
-            self.batches.append(batch)
-            swapped = _swapped_of(batch)
-            self.arena_nbytes = max(self.arena_nbytes, packed_nbytes(swapped))
-            self.devices.update(slot.device for slot in swapped)
-            for unit in run:
-                unit.batch_index = len(self.batches) - 1
-
 
 def _swapped_of(batch: Batch) -> list[TorchSlot]:
     return [slot for unit in batch.units for slot in unit.swapped()]
-
-
-def _fewest_batches(units: Sequence[TorchUnit], most_nbytes: int) -> list[list[TorchUnit]]:
-    """Split into contiguous runs of at most ``most_nbytes``, except where one unit exceeds it."""
-    runs: list[list[TorchUnit]] = []
-    held = most_nbytes + 1
-    for unit in units:
-        if held + unit.swappable_nbytes > most_nbytes:
-            runs.append([])
-            held = 0
-        runs[-1].append(unit)
-        held += unit.swappable_nbytes
-    return runs
 
 
 def _place(

@@ -39,7 +39,8 @@ def operands_of(units: Sequence[TorchUnit]) -> list[Operands]:
     Adam is elementwise. So DTensors whose gradients and states are laid out as they are, which is
     the rule, are updated by their local tensors: bit for bit what DTensor's dispatch would do, in
     less of the host's time, and no communication either way. Others go through the dispatch, which
-    redistributes or refuses as it does natively.
+    redistributes or refuses as it does natively: one at a time, because ranks cut their batches in
+    different places, and whatever communicates must do so in one order on all of them.
     """
     if not any(unit.is_dtensor for unit in units):
         return [_operands(units, [_row(unit) for unit in units], are_local=False)]
@@ -50,8 +51,7 @@ def operands_of(units: Sequence[TorchUnit]) -> list[Operands]:
     operands = []
     if local:
         operands.append(_operands(local, [_local_row(unit) for unit in local], are_local=True))
-    if others:
-        operands.append(_operands(others, [_row(unit) for unit in others], are_local=False))
+    operands.extend(_operands([unit], [_row(unit)], are_local=False) for unit in others)
     return operands
 
 
