@@ -49,7 +49,7 @@ def _assert_same(found: object, expected: object, what: str = "state_dict") -> N
         assert_same_bits(found, expected, what)
     elif isinstance(expected, Mapping):
         assert isinstance(found, Mapping), what
-        assert set(found) == set(expected), what
+        assert list(found) == list(expected), what
         for key, value in expected.items():
             _assert_same(found[key], value, f"{what}.{key}")
     elif isinstance(expected, list):
