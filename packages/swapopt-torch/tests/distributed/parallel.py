@@ -93,16 +93,7 @@ def train(
             module.reset_peak_memory_stats(rank.device)
             started_ns = virtual.now_ns()
         outcome.losses.append(training.give_gradients(index).detach().clone())
-        if training.max_norm is not None:
-            outcome.norms.append(_clip(training, optimizers, training.max_norm))
-        if training.scaler is None:
-            for optimizer in optimizers:
-                optimizer.step()
-        else:
-            outcome.scales.append(training.scaler.get_scale())
-            _step_scaled(training.scaler, optimizers)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+        _update(training, optimizers, outcome)
     module.synchronize(rank.device)
     outcome.step_ns = virtual.now_ns() - started_ns
     outcome.peak_nbytes = module.max_memory_allocated(rank.device) - before
@@ -116,6 +107,20 @@ def train(
     del training, optimizers
     _wait_until(lambda: gone() is None)
     return outcome
+
+
+def _update(training: Training, optimizers: list[torch.optim.Optimizer], outcome: Outcome) -> None:
+    """Clip, step and forget the gradients; note what they were clipped and scaled by."""
+    if training.max_norm is not None:
+        outcome.norms.append(_clip(training, optimizers, training.max_norm))
+    if training.scaler is None:
+        for optimizer in optimizers:
+            optimizer.step()
+    else:
+        outcome.scales.append(training.scaler.get_scale())
+        _step_scaled(training.scaler, optimizers)
+    for optimizer in optimizers:
+        optimizer.zero_grad()
 
 
 def _wait_until(is_gone: Callable[[], bool]) -> None:

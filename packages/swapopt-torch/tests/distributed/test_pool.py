@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 import torch
 import torch.distributed as dist
-from pool import Rank, RankFailure, RankPool
+from pool import CASE_SECONDS, Rank, RankFailure, RankPool
 
 
 def _sum_of_ranks(rank: Rank) -> tuple[int, float]:
@@ -34,8 +35,10 @@ def test_a_case_runs_on_every_rank(two_ranks: RankPool) -> None:
 
 def test_a_rank_that_fails_ends_the_others_with_its_message(two_ranks: RankPool) -> None:
     two_ranks.run(_sum_of_ranks)
+    started = time.monotonic()
     with pytest.raises(RankFailure) as caught:
         two_ranks.run(_fail_on, 0)
+    assert time.monotonic() - started < CASE_SECONDS / 4, "it waited for the one that hangs"
     assert "ValueError: rank 0 has had enough" in str(caught.value)
     assert "ranks [1]: ended with the others" in str(caught.value)
 
