@@ -1,4 +1,4 @@
-"""States of DTensors whose gradients are sharded in other ways than their parameters."""
+"""States of DTensors beside gradients or parameters that are sharded unlike them."""
 
 from __future__ import annotations
 
@@ -63,3 +63,36 @@ def test_gradients_sharded_in_another_way(
     two_ranks: RankPool, kind: str, placement: Placement
 ) -> None:
     two_ranks.run(_compare_gradients_of, kind, placement)
+
+
+def _train_a_parameter_that_changes(rank: Rank, packed: bool | None) -> list[torch.Tensor]:
+    """Shard a matrix, take two steps, give every rank all of it, and take two more."""
+    mesh = rank.mesh()
+    values = torch.linspace(-1, 1, 64 * 64, device=rank.device).view(64, 64)
+    parameter = nn.Parameter(distribute_tensor(values, mesh, [Shard(0)]))
+    optimizer = OPTIMIZERS["AdamW"]([parameter])
+    if packed is not None:
+        optimizer = swap_optimizer(optimizer, SwapOptimizerConfig(packed_swap=packed))
+    for step in range(4):
+        if step == 2:
+            whole = parameter.detach().redistribute(placements=[Replicate()])
+            torch.utils.swap_tensors(parameter, nn.Parameter(whole))
+        parameter.grad = distribute_tensor(values * (step + 1), mesh, parameter.placements)
+        optimizer.step()
+        optimizer.zero_grad()
+    state = optimizer.state[parameter]
+    assert state["exp_avg"].placements == (Shard(0),)
+    tensors = (parameter.detach(), state["exp_avg"], state["exp_avg_sq"])
+    return [local(tensor).cpu() for tensor in tensors]
+
+
+def _compare_a_parameter_that_changes(rank: Rank, packed: bool) -> None:
+    native = _train_a_parameter_that_changes(rank, None)
+    found = _train_a_parameter_that_changes(rank, packed)
+    for index, (one, other) in enumerate(zip(found, native, strict=True)):
+        assert_same_bits(one, other, f"tensor {index}")
+
+
+def test_a_parameter_that_others_lay_out_anew(two_ranks: RankPool, packed: bool) -> None:
+    """Its states stay as they were laid out, natively, too: updates communicate from then on."""
+    two_ranks.run(_compare_a_parameter_that_changes, packed)

@@ -61,9 +61,9 @@ def _operands(units: Sequence[TorchUnit], rows: Sequence[_Row], *, are_local: bo
 
 
 def _is_local_work(unit: TorchUnit) -> bool:
-    # Swapped states are laid out as their parameter is, or they would not swap.
-    resident = [s.tensor for s in unit.slots if not s.swappable and s.tensor is not None]
-    return is_local_work([unit.param, _grad(unit), *resident])
+    # Swapped states were laid out as their parameter once; others may have changed that since.
+    states = [slot.exposed if slot.swappable else slot.tensor for slot in unit.slots]
+    return is_local_work([unit.param, _grad(unit), *(s for s in states if s is not None)])
 
 
 def _local_row(unit: TorchUnit) -> _Row:
