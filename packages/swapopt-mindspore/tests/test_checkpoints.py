@@ -12,6 +12,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import dataset as ds
 
 from cases import MINDFORMERS, NATIVE
+from dtensor import DTensor
 from swapopt_common import HostMemoryError, SlotState, SwapConfigError, SwapOptimizerConfig
 from swapopt_mindspore import MindSporeSwapOptimizer, swap_optimizer
 from swapopt_mindspore.emulated import EmulatedDevice
@@ -566,33 +567,27 @@ def test_load_param_into_net_that_fails_has_loaded_what_it_loads_natively() -> N
 
 
 # ------------------------------------------------------------------ DTensors
-def shard_of(state: Parameter) -> Tensor:
-    """Make a state look like a DTensor, which is known by its to_local; return the local part."""
-    shard = Tensor(state.asnumpy())
-    state.to_local = lambda: shard
-    return shard
+def sharded_adam(params: list[Parameter]) -> nn.Optimizer:
+    """Make an optimizer over DTensors; it makes its states DTensors, too."""
+    return adam([Parameter(DTensor(Tensor(copy_of(p))), name=p.name) for p in params])
 
 
 def test_of_a_dtensor_the_local_part_is_loaded_and_the_state_itself_handed_out() -> None:
-    twins = Twins(adam, SHAPES, EmulatedDevice(), CONFIG)
-    base = adam(make_parameters(SHAPES))
-    shards = [shard_of(state) for state in base.moment1]
-    twins.swapped = swap_optimizer(base, CONFIG, device=EmulatedDevice())
+    twins, fresh = (Twins(sharded_adam, SHAPES, EmulatedDevice(), CONFIG) for _ in range(2))
     twins.step(2)
     saved = twins.swapped.state_dict()
-    assert all(saved[state.name] is state for state in base.moment1)
-    for shard, native in zip(shards, twins.native.moment1, strict=True):
-        assert_same_bytes(copy_of(shard), copy_of(native), native.name)
-    # The native one goes ahead; what it has is loaded.
-    twins.step_natively(twins.gradients())
-    native_states = twins.native.state_dict()
-    twins.swapped.load_state_dict(native_states)
-    for shard, native in zip(shards, twins.native.moment1, strict=True):
-        assert_same_bytes(copy_of(shard), copy_of(native), native.name)
-    misfit = {**native_states, "moment1.p0": Parameter(Tensor(np.zeros((8, 8), np.float32)))}
+    assert all(saved[state.name] is state for state in twins.base.moment1)
+    assert_same_values(saved, twins.native.state_dict())
+    slots = fresh.swapped._engine.layout.slots()
+    addresses = [slot.host_address for slot in slots]
+    fresh.swapped.load_state_dict(saved)
+    assert [slot.home.data_ptr() for slot in slots] == addresses
+    for _ in range(2):
+        assert_same_run(snapshot(fresh.swapped), snapshot(twins.native))
+        fresh.swapped(twins.gradients())
+        twins.step()
+        fresh.swapped.synchronize()
+    misfit = {**saved, "moment1.p0": Parameter(Tensor(np.zeros((8, 8), np.float32)))}
     with pytest.raises(ValueError, match=r"moment1.p0 has shape \(8, 8\).*has shape \(16, 8\)"):
-        twins.swapped.load_state_dict(misfit)
-    twins.step()
-    twins.swapped.synchronize()
-    for shard, native in zip(shards, twins.native.moment1, strict=True):
-        assert_same_bytes(copy_of(shard), copy_of(native), native.name)
+        fresh.swapped.load_state_dict(misfit)
+    assert_same_run(snapshot(fresh.swapped), snapshot(twins.native))
