@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -254,6 +255,29 @@ def test_a_checkpoint_of_full_tensors_is_refused(
         saved["state"][3]["exp_avg"] = torch.zeros(40, 50)
         with pytest.raises(ValueError, match=r"exp_avg of .* is no DTensor in the checkpoint"):
             twin.optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("ranks", [[0, 2, 3], [[1, 2, 3]]], ids=str)
+def test_a_checkpoint_of_another_mesh_is_refused(
+    device: torch.device, mesh: DeviceMesh, packed: bool, ranks: list[Any]
+) -> None:
+    """torch takes it, and then no step works any more; here nothing has changed."""
+    other = mesh_of(device, ranks)
+    replicated = [Replicate()] * other.ndim
+    for twin in both(device, mesh, packed):
+        twin.train(1)
+        saved = copy.deepcopy(twin.optimizer.state_dict())
+        saved["state"][3]["exp_avg"] = shard(torch.zeros(40, 50), other, replicated, device)
+        if twin.optimizer is twin.base:
+            spoilt = make_sharded_twin(device, mesh, MAKERS["amsgrad"])
+            spoilt.optimizer.load_state_dict(saved)
+            with pytest.raises(RuntimeError, match="different meshes"):
+                spoilt.train(1)
+        else:
+            expected = re.escape(f"a {device.type} mesh of ranks {ranks} in the checkpoint")
+            with pytest.raises(ValueError, match=f"exp_avg of .* is on {expected}"):
+                twin.optimizer.load_state_dict(saved)
+        twin.train(2)
 
 
 def test_a_failure_leaves_consistent_states(

@@ -227,9 +227,12 @@ def test_copies_keep_the_options(
         assert other.swap_stats().last_times.hidden_share == 0
 
 
-def test_a_model_moved_after_wrapping(device: torch.device, packed: bool) -> None:
-    model = nn.Linear(64, 64)
-    with pytest.warns(UserWarning, match="on the CPU"):
+@pytest.mark.parametrize(("start", "said"), [("cpu", "CPU"), ("meta", "meta device")])
+def test_a_model_moved_after_wrapping(
+    device: torch.device, packed: bool, start: str, said: str
+) -> None:
+    model = nn.Linear(64, 64, device=start)
+    with pytest.warns(UserWarning, match=rf"4 on the {said}\).* until .* on an accelerator"):
         optimizer = swap_optimizer(
             torch.optim.AdamW(model.parameters(), 1e-2, foreach=False),
             SwapOptimizerConfig(packed_swap=packed),
@@ -237,7 +240,7 @@ def test_a_model_moved_after_wrapping(device: torch.device, packed: bool) -> Non
     previous = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
-        model.to(device)
+        model.to_empty(device=device)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(previous)
     train(list(model.parameters()), optimizer, 2)

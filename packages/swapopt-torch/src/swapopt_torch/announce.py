@@ -75,9 +75,15 @@ def warn_of_no_effect(config: SwapOptimizerConfig, units: Sequence[TorchUnit]) -
     listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     warnings.warn(
         f"swapopt: no optimizer state can be swapped ({listed}); training goes on as without "
-        "swap_optimizer.",
+        f"swap_optimizer{_until_when(reasons)}.",
         stacklevel=4,
     )
+
+
+def _until_when(reasons: Iterable[str | None]) -> str:
+    # Each step looks at where its parameters are.
+    moves = {"on the CPU", "on the meta device"}.intersection(reasons)
+    return " until the parameters are on an accelerator" if moves else ""
 
 
 def _names(devices: Iterable[torch.device]) -> str:

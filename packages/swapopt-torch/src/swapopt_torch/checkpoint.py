@@ -14,7 +14,7 @@ from swapopt_common import STATE_KEYS, SwapConfigError
 from swapopt_torch.adapters.base import TorchAdamBaseAdapter
 from swapopt_torch.adapters.registration import ParamGroup
 from swapopt_torch.layout import TorchSlot
-from swapopt_torch.local_tensor import is_dtensor, layout_of, local_of
+from swapopt_torch.local_tensor import is_dtensor, layout_of, local_of, mesh_of
 
 StateDict: TypeAlias = dict[str, Any]  # torch's own type of a checkpoint
 ParamState: TypeAlias = dict[str, Any]
@@ -180,10 +180,24 @@ def _check_states(param: torch.Tensor, name: str, entries: Mapping[str, object])
                 f"{_kind(param)}. Load it with set_optimizer_state_dict of "
                 "torch.distributed.checkpoint.state_dict, which makes one of the other."
             )
+        if mesh_of(value) != mesh_of(param):
+            raise SwapConfigError(
+                f"{key} of {name} is on {_mesh_name(value)} in the checkpoint; the parameter is on "
+                f"{_mesh_name(param)}, and torch updates DTensors of one mesh only. Save and load "
+                "with torch.distributed.checkpoint, which takes states from one mesh to another."
+            )
 
 
 def _kind(tensor: torch.Tensor) -> str:
     return "a DTensor" if is_dtensor(tensor) else "no DTensor"
+
+
+def _mesh_name(tensor: torch.Tensor) -> str:
+    """Return all that makes meshes equal for torch; a mesh's own text leaves the ranks out."""
+    mesh = mesh_of(tensor)
+    assert mesh is not None, "tensors without a mesh do not differ in it"
+    names = "" if mesh.mesh_dim_names is None else f" named {mesh.mesh_dim_names}"
+    return f"a {mesh.device_type} mesh of ranks {mesh.mesh.tolist()}{names}"
 
 
 def _place(

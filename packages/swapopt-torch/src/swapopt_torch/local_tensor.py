@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import torch
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
@@ -71,6 +72,11 @@ def layout_of(tensor: torch.Tensor) -> tuple[object, ...]:
     if not is_dtensor(tensor):
         return ()
     return tensor._spec.mesh, tensor._spec.placements, tensor._local_tensor.shape
+
+
+def mesh_of(tensor: torch.Tensor) -> DeviceMesh | None:
+    """Return the mesh of a DTensor, and None for any other tensor."""
+    return tensor.device_mesh if is_dtensor(tensor) else None
 
 
 def are_alike(tensor: torch.Tensor, other: torch.Tensor) -> bool:

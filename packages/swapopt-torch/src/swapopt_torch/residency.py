@@ -141,9 +141,11 @@ def _selection_reason(
 ) -> str | None:
     selected = config.state_keys is None or key in config.state_keys
     numel = local_of(like).numel()
+    device_type = local_of(param).device.type
     obstacles = {
         "not selected by state_keys": not selected,
-        "on the CPU": local_of(param).device.type in ("cpu", "meta"),
+        "on the CPU": device_type == "cpu",
+        "on the meta device": device_type == "meta",
         "not floating point": not like.is_floating_point(),
         "empty": numel == 0,
         f"smaller than min_numel={config.min_numel}": numel < config.min_numel,
