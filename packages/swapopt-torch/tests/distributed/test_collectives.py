@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from collective_calls import CALLS, bits
 from pool import Rank, RankPool
+from torch.distributed.device_mesh import init_device_mesh
 
 BOTH_SIZES = pytest.mark.parametrize("ranks", [2, 4], indirect=True)
 
@@ -118,10 +119,29 @@ def moves_objects(rank: Rank) -> None:
     dist.destroy_process_group(group)
 
 
+def splits_for_a_mesh(rank: Rank) -> None:
+    """With a bound device, as ``init_process_group(device_id=...)`` binds one, a mesh is split."""
+    world = dist.group.WORLD
+    assert world is not None
+    before = world.bound_device_id
+    world.bound_device_id = rank.device
+    try:
+        mesh = init_device_mesh(rank.device.type, (rank.size // 2, 2), mesh_dim_names=("a", "b"))
+    finally:
+        world.bound_device_id = before
+    for name in ("a", "b"):
+        group = mesh.get_group(name)
+        members = dist.get_process_group_ranks(group)
+        tensor = torch.full((3,), float(rank.index), device=rank.device)
+        dist.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [float(sum(members))] * 3
+
+
 @BOTH_SIZES
 @pytest.mark.parametrize(
     "case",
     [
+        splits_for_a_mesh,
         moves_every_dtype,
         reduces_the_dtypes_that_gloo_reduces,
         gathers_different_amounts,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 import torch
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Backend
+    from torch._C._distributed_c10d import Backend, Store
 
+MakeTransport: TypeAlias = "Callable[[Store, int, int, timedelta], Backend]"
 RaceRow = tuple[str, str, str, str, str, str, int, int, str]
 TimelineRowTuple = tuple[int, int, str, str, int, int, int]
 
@@ -41,7 +43,7 @@ class NativeModule(Protocol):
     def operator_counts(self) -> dict[str, int]: ...
     def clear_operator_counts(self) -> None: ...
     def host_access(self, tensor: torch.Tensor, write: bool, /) -> None: ...
-    def Group(self, transport: Backend, /) -> Backend: ...
+    def Group(self, transport: Backend, make_transport: MakeTransport, /) -> Backend: ...
 
 
 class _Extension:

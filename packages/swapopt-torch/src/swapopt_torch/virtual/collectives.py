@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch.distributed as dist
 
@@ -19,7 +19,30 @@ def register() -> None:
     """Make ``vccl`` the backend for tensors of the virtual device, where torch has gloo."""
     if dist.is_available() and dist.is_gloo_available():
         dist.Backend.register_backend(BACKEND, _create, devices=["virtual"])
+        # torch copies the options of a group before it splits it, and gloo's cannot be copied.
+        options_class = vars(dist.ProcessGroupGloo)["_Options"]
+        options_class.__deepcopy__ = _copied
 
 
 def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Backend:
-    return native().Group(dist.ProcessGroupGloo(store, rank, size, timeout=timeout))
+    return native().Group(_make_transport(store, rank, size, timeout), _make_transport)
+
+
+def _make_transport(store: Store, rank: int, size: int, timeout: timedelta) -> Backend:
+    return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+
+
+class _GlooOptions(Protocol):
+    """What gloo's options have; torch's own annotations leave these names out."""
+
+    _devices: list[object]
+    _threads: int
+    _timeout: timedelta
+
+
+def _copied(options: _GlooOptions, memo: dict[int, object]) -> _GlooOptions:
+    del memo
+    copied = type(options)()
+    copied._devices, copied._threads = options._devices, options._threads
+    copied._timeout = options._timeout
+    return copied

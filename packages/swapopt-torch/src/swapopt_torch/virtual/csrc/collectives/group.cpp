@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <algorithm>
 #include <cstring>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "../backing.h"
 #include "../cpu_alias.h"
 #include "../late.h"
@@ -42,8 +43,10 @@ int device_of_barrier(const c10d::BarrierOptions& options,
 
 }  // namespace
 
-Group::Group(c10::intrusive_ptr<c10d::Backend> transport)
-    : Backend(transport->getRank(), transport->getSize()), transport_(std::move(transport)) {}
+Group::Group(c10::intrusive_ptr<c10d::Backend> transport, MakeTransport make_transport)
+    : Backend(transport->getRank(), transport->getSize()),
+      transport_(std::move(transport)),
+      make_transport_(std::move(make_transport)) {}
 
 Group::~Group() {
   std::vector<ActorId> streams;
@@ -58,9 +61,13 @@ c10::intrusive_ptr<Group::Options> Group::getBackendOptions() {
 c10::intrusive_ptr<c10d::Backend> Group::split(const c10::intrusive_ptr<c10d::Store>& store,
                                                const std::vector<int>& ranks,
                                                const c10::intrusive_ptr<Options>& options) {
-  auto part = transport_->split(store, ranks, options);
-  if (!part) return nullptr;
-  return c10::make_intrusive<Group>(std::move(part));
+  const auto own = std::find(ranks.begin(), ranks.end(), getRank());
+  if (own == ranks.end()) return nullptr;
+  // Parts share the store, and are told apart by their names.
+  auto own_store = c10::make_intrusive<c10d::PrefixStore>(options->group_name + "/vccl", store);
+  auto part = make_transport_(own_store, static_cast<int>(own - ranks.begin()),
+                              static_cast<int>(ranks.size()), options->timeout);
+  return c10::make_intrusive<Group>(std::move(part), make_transport_);
 }
 
 void Group::setTimeout(Milliseconds timeout) { transport_->setTimeout(timeout); }

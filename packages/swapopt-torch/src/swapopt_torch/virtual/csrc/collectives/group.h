@@ -19,8 +19,14 @@ class Group final : public c10d::Backend {
   using TensorLists = std::vector<Tensors>;
   using Milliseconds = std::chrono::milliseconds;
 
-  // `transport` moves CPU tensors between the same processes.
-  explicit Group(c10::intrusive_ptr<c10d::Backend> transport);
+  using StoreRef = c10::intrusive_ptr<c10d::Store>;
+  // Makes what carries the bytes of a new group: of a store, the rank here, the size, a timeout.
+  using MakeTransport = std::function<c10::intrusive_ptr<c10d::Backend>(const StoreRef&, int, int,
+                                                                        Milliseconds)>;
+
+  // `transport` moves CPU tensors between the same processes; a group that is split makes those
+  // of its parts.
+  Group(c10::intrusive_ptr<c10d::Backend> transport, MakeTransport make_transport);
   ~Group() override;
 
   const std::string getBackendName() const override { return "vccl"; }
@@ -123,6 +129,7 @@ class Group final : public c10d::Backend {
                               const Tensors& inputs, const c10d::ReduceScatterOptions& options);
 
   c10::intrusive_ptr<c10d::Backend> transport_;
+  MakeTransport make_transport_;
   std::map<std::pair<int, Role>, c10::Stream> streams_;
   std::optional<Batch> batch_;
 };
