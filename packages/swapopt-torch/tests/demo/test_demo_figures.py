@@ -96,6 +96,14 @@ def test_every_run_fills_its_panel_of_the_memory(
     assert "update, and waiting for its copies" in legend_of(figure)
 
 
+def test_only_losses_that_differ_are_called_so(drawn: list[Figure], tmp_path: Path) -> None:
+    for differences in ((), ("a state",), ("losses",)):
+        rows = [replace(row, differences=differences) for row in ROWS]
+        figures.draw_losses(tmp_path / "loss.png", rows)
+    same = "The same loss to the last bit"
+    assert [titles_of(figure) for figure in drawn] == [[same], [same], ["The losses differ"]]
+
+
 def test_no_phase_has_the_hue_of_a_run() -> None:
     for phase_color in figures.PHASE_COLORS.values():
         red, green, blue = to_rgb(figures.RUN_COLORS[RunKind.PACKED])
