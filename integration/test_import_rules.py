@@ -34,7 +34,7 @@ TORCH_FLOORS = [
     {""},
 ]
 MINDSPORE_FLOORS = [
-    {"streams", "host_buffer", "local_tensor", "guard", "hooks", "schedule"},
+    {"streams", "host_buffer", "local_tensor", "guard", "hooks", "schedule", "delegation"},
     {"device"},
     {"ascend"},
     {"choice"},

@@ -73,3 +73,13 @@ def test_printed_stats_are_a_table() -> None:
         "waited for",
     ]
     assert rows[6][1].startswith("4.0 MiB in 1 copies, ")
+
+
+def test_nothing_moved_is_not_called_hidden() -> None:
+    params = make_parameters([(512, 1024), (8,)])
+    optimizer = swap_optimizer(adamw(params), device=EmulatedDevice())
+    optimizer(make_gradients(params, 0, missing={0}))
+    stats = optimizer.swap_stats()
+    assert stats.swapped_states == 2
+    assert stats.last_step.h2d_copies == stats.last_step.d2h_copies == 0
+    assert "hidden" not in str(stats)

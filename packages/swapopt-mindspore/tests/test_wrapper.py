@@ -9,7 +9,7 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 from mindspore import dataset as ds
 
 from swapopt_common import SwapConfigError, SwapOptimizerConfig
@@ -50,6 +50,29 @@ def test_seen_as_a_cell_it_is_the_wrapped_optimizer() -> None:
     assert twins.swapped.get_lr() == twins.native.get_lr()
     with pytest.raises(AttributeError, match="no_such_thing"):
         _ = twins.swapped.no_such_thing
+
+
+def test_attributes_set_on_it_are_the_wrapped_optimizers() -> None:
+    twins = Twins(adam, SHAPES, EmulatedDevice(), EVERYTHING)
+    twins.step()
+    settings = {
+        "eps": Tensor(np.float32(0.1)),
+        "learning_rate": Parameter(Tensor(np.float32(0.5)), name="learning_rate"),
+        "unique": False,
+    }
+    for name, value in settings.items():
+        for optimizer in (twins.native, twins.swapped):
+            setattr(optimizer, name, value)
+        assert getattr(twins.base, name) is getattr(twins.swapped, name) is value
+    before = twins.native.parameters[0].asnumpy().copy()
+    twins.step(2)
+    twins.assert_equal()
+    assert np.abs(twins.native.parameters[0].asnumpy() - before).max() > 0.1, "the new rate"
+    twins.swapped.note = "its own"
+    assert not hasattr(twins.base, "note")
+    twins.swapped.construct = twins.swapped.construct
+    with pytest.raises(RuntimeError, match="call the optimizer that swap_optimizer returned"):
+        twins.base(twins.gradients())
 
 
 def test_states_read_through_the_wrapper_are_complete() -> None:
@@ -165,7 +188,7 @@ def test_the_wrapped_optimizer_refuses_to_step_and_to_be_wrapped_again() -> None
         twins.base(twins.gradients())
     with pytest.raises(SwapConfigError, match="swapped already"):
         swap_optimizer(twins.base, EVERYTHING, device=EmulatedDevice())
-    with pytest.raises(SwapConfigError, match="MindSporeSwapOptimizer"):
+    with pytest.raises(SwapConfigError, match="MindSporeSwapOptimizer is swapped already"):
         swap_optimizer(twins.swapped, EVERYTHING, device=EmulatedDevice())
     twins.step(2)
     twins.assert_equal()

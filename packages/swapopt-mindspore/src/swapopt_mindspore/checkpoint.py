@@ -12,6 +12,7 @@ from mindspore import Parameter, Tensor, nn
 
 from swapopt_common import SwapConfigError
 from swapopt_mindspore.adapters.base import MindSporeAdamBaseAdapter
+from swapopt_mindspore.delegation import DelegatingOptimizer
 from swapopt_mindspore.engine import SwapEngine
 from swapopt_mindspore.local_tensor import local_part
 from swapopt_mindspore.mirrors import LoadedValue
@@ -62,7 +63,7 @@ class _Load:
     postponed: Values = field(default_factory=list)
 
 
-class CheckpointedOptimizer(nn.Optimizer):
+class CheckpointedOptimizer(DelegatingOptimizer):
     """The part of a swapped optimizer that is there between steps.
 
     Seen as a cell it has the wrapped optimizer's parameters under the same names, so MindSpore's

@@ -22,6 +22,11 @@ def refuse_swapped(optimizer: nn.Optimizer) -> None:
         )
 
 
+def mark_swapped(optimizer: nn.Optimizer) -> None:
+    """Let `refuse_swapped` refuse this optimizer, too: the wrapper itself."""
+    _swapped_bases.add(optimizer)
+
+
 def take_step_away(optimizer: nn.Optimizer) -> None:
     """Let the wrapped optimizer refuse to step."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mindspore import Tensor, nn
 from mindspore.context import GRAPH_MODE, get_context
 from mindspore.graph.api import _run_in_jit
@@ -72,12 +70,9 @@ class MindSporeSwapOptimizer(CheckpointedOptimizer):
 
     Made by `swap_optimizer`. Seen as a cell it is the wrapped optimizer: it has the same
     parameters under the same names. Attributes that it does not have itself are the wrapped
-    optimizer's.
+    optimizer's, to read and to set.
     """
 
-    _base: nn.Optimizer
-
-    # nn.Optimizer.__init__ is not called: it would make groups and counters of its own.
     def __init__(
         self,
         optimizer: nn.Optimizer,
@@ -89,13 +84,9 @@ class MindSporeSwapOptimizer(CheckpointedOptimizer):
         _refuse_graph_mode()
         guard.refuse_swapped(optimizer)
         adapter = make_adapter(optimizer, config)
-        nn.Cell.__init__(self, auto_prefix=False)
-        # Not as a cell inside this one: the names of its parameters would change.
-        object.__setattr__(self, "_base", optimizer)
-        self._params, self._cells = optimizer._params, optimizer._cells
+        super().__init__(optimizer)
         share_hooks(self, optimizer)
         self._adapter = adapter
-        self._state_ids: frozenset[int] = frozenset()
         self._unswapped = False
         self._engine = None
         swaps_on = device or resolve_device()
@@ -121,6 +112,7 @@ class MindSporeSwapOptimizer(CheckpointedOptimizer):
             if self._engine is not None:
                 self._engine.attach(self._adapter.units)
             guard.take_step_away(self._base)
+            guard.mark_swapped(self)
         except BaseException:
             if self._engine is not None:
                 self._engine.restore()
@@ -249,15 +241,6 @@ class MindSporeSwapOptimizer(CheckpointedOptimizer):
                 "unswap() gave this optimizer's states back to the one it wrapped: call that one, "
                 "or wrap it again."
             )
-
-    def __getattr__(self, name: str) -> Any:
-        """Return the wrapped optimizer's attribute; states are complete (invariant 3)."""
-        if name == "_base":  # asked for before it is there
-            raise AttributeError(name)
-        value = getattr(self._base, name)
-        if isinstance(value, (tuple, list)) and any(id(item) in self._state_ids for item in value):
-            self.synchronize()
-        return value
 
 
 def _refuse_graph_mode() -> None:

@@ -123,7 +123,7 @@ class SwapStats:
 
     def _step_rows(self) -> list[tuple[str, str]]:
         counts, times = self.last_step, self.last_times
-        if times is None:
+        if times is None or counts.h2d_copies == 0:
             return []
         waited = f"{times.exposed_seconds * 1e3:.3f} ms, {times.hidden_share:.0%} hidden"
         return [
