@@ -207,6 +207,15 @@ def test_what_is_refused_leaves_the_optimizer_as_it_was() -> None:
     optimizer(make_gradients(list(optimizer.parameters), 0))
 
 
+@pytest.mark.parametrize("device", ["ascend-910b", 0, EmulatedDevice], ids=repr)
+def test_what_is_no_device_is_refused(device: object) -> None:
+    optimizer = adam(make_parameters(SHAPES))
+    with pytest.raises(SwapConfigError, match="device must be a device object or None, found"):
+        swap_optimizer(optimizer, EVERYTHING, device=device)
+    assert "construct" not in vars(optimizer)
+    optimizer(make_gradients(list(optimizer.parameters), 0))
+
+
 def test_without_a_device_one_warning_and_native_results() -> None:
     with pytest.warns(UserWarning, match="EmulatedDevice") as caught:
         twins = Twins(adam, SHAPES, None, EVERYTHING)

@@ -55,6 +55,12 @@ def swap_optimizer(
             f"config must be a SwapOptimizerConfig or None, found {config!r}. Write for example "
             "swap_optimizer(optimizer, SwapOptimizerConfig(swap_times=16))."
         )
+    if device is not None and not isinstance(device, Device):
+        raise SwapConfigError(
+            f"device must be a device object or None, found {device!r}. None takes Ascend where it "
+            "is MindSpore's target; to try swapping without hardware, pass "
+            "swapopt_mindspore.emulated.EmulatedDevice()."
+        )
     return MindSporeSwapOptimizer(
         optimizer, config or SwapOptimizerConfig(), synchronous=synchronous, device=device
     )
@@ -89,7 +95,7 @@ class MindSporeSwapOptimizer(CheckpointedOptimizer):
         self._adapter = adapter
         self._unswapped = False
         self._engine = None
-        swaps_on = device or resolve_device()
+        swaps_on = resolve_device() if device is None else device
         units = adapter.register_units(swaps_on)
         self._state_ids = frozenset(id(slot.parameter) for unit in units for slot in unit.slots)
         # Warnings come before anything changes: they may be errors.

@@ -229,3 +229,16 @@ def test_a_failure_inside_the_block_ends_the_choice() -> None:
 def test_an_emulated_device_is_a_device(device: EmulatedDevice) -> None:
     assert isinstance(device, Device)
     assert device.name == "emulated half-duplex"
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "expected"),
+    [
+        ("races", "rise", "one of .'raise', 'collect', 'off'., found 'rise'"),
+        ("capacity_bytes", -1, "at least 0"),
+        ("pinned_limit_bytes", -512, "at least 0"),
+    ],
+)
+def test_a_device_that_cannot_be_is_refused(argument: str, value: object, expected: str) -> None:
+    with pytest.raises(ValueError, match=f"{argument} must be {expected}"):
+        EmulatedDevice(**{argument: value})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
+from typing import get_args
 
 import numpy as np
 from mindspore import Tensor
@@ -46,6 +47,9 @@ class EmulatedDevice(Instruments, Device):
             none ("off").
         late_copies: let copies that do not block happen as late as the order allows, with NaN in
             their destination until then; otherwise they happen when they are issued.
+
+    Raises:
+        ValueError: a profile or a way of treating races that does not exist, or a negative limit.
     """
 
     def __init__(
@@ -57,6 +61,10 @@ class EmulatedDevice(Instruments, Device):
         races: RaceMode = "raise",
         late_copies: bool = True,
     ) -> None:
+        if races not in get_args(RaceMode):
+            raise ValueError(f"races must be one of {list(get_args(RaceMode))}, found {races!r}")
+        _check_limit("capacity_bytes", capacity_bytes)
+        _check_limit("pinned_limit_bytes", pinned_limit_bytes)
         chosen = resolve_profile(profile)
         self.name = f"emulated {chosen.name}"
         self._books = MemoryBooks(capacity_bytes, pinned_limit_bytes)
@@ -222,6 +230,11 @@ class EmulatedDevice(Instruments, Device):
         """Let the peak start again from what is allocated now."""
         self._world.bury()
         self._books.reset_peak()
+
+
+def _check_limit(name: str, nbytes: int | None) -> None:
+    if nbytes is not None and nbytes < 0:
+        raise ValueError(f"{name} must be at least 0, or None for no limit; found {nbytes!r}")
 
 
 def _finish(tensors: Sequence[Tensor]) -> None:
