@@ -140,13 +140,13 @@ def test_one_buffer_per_batch_and_dtype_each_from_its_start() -> None:
             assert region.arena_offset_bytes % 512 == 0
 
 
-def test_memory_is_flat_over_fifty_steps(packed: bool) -> None:
+def test_memory_is_flat_over_two_hundred_steps(packed: bool) -> None:
     device = EmulatedDevice()
     params, optimizer = wrap(device, [(16, 16)] * 2, packed=packed, swap_times=2)
     figures = []
-    for step in range(50):
+    for step in range(200):
         optimizer(make_gradients(params, step, missing={step % 2} if step % 3 else ()))
-        if step % 12 == 1:
+        if step % 50 == 1:
             optimizer.synchronize()
             gc.collect()
             memory = device.memory()
