@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 # Starting is for the most part importing, and takes long where many processes share few cores.
 START_SECONDS = 300.0
-CASE_SECONDS = 120.0
+CASE_SECONDS = 300.0
 # How long the others may take to report after one has failed: they tell more than one traceback.
 GRACE_SECONDS = 2.0
 
