@@ -24,7 +24,7 @@ def using(device: Device) -> Iterator[None]:
     try:
         yield
     finally:
-        _chosen.remove(device)
+        _chosen.pop()  # not by value: blocks of one device may lie inside one another
 
 
 def resolve_device() -> Device | None:

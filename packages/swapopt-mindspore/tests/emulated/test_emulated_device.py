@@ -220,6 +220,16 @@ def test_the_innermost_chosen_device_counts() -> None:
     assert resolve_device() is None
 
 
+def test_a_device_may_be_chosen_again_inside_its_own_block() -> None:
+    with EmulatedDevice() as first:
+        with EmulatedDevice() as second:
+            with using(first):
+                assert resolve_device() is first
+            assert resolve_device() is second
+        assert resolve_device() is first
+    assert resolve_device() is None
+
+
 def test_a_failure_inside_the_block_ends_the_choice() -> None:
     with pytest.raises(KeyError), EmulatedDevice():
         raise KeyError
