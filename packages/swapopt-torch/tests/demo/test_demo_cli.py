@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import swapopt_torch
-from swapopt_torch import cli
+from swapopt_torch import cli, command_line
 from swapopt_torch.demo import accelerator
 from swapopt_torch.demo.settings import MODEL_SIZES, OPTIMIZERS, ModelSize, parse_model_size
 
@@ -100,7 +100,7 @@ def test_a_missing_extra_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"rich": None, "matplotlib": object()}
-    monkeypatch.setattr(cli, "find_spec", found.__getitem__)
+    monkeypatch.setattr(command_line, "find_spec", found.__getitem__)
     message = fail(["demo"], capsys)
     assert message == (
         "swapopt demo: The demo needs rich. Install the command line's extra: "
