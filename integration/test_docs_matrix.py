@@ -1,10 +1,9 @@
 """docs/parallelism.md and docs/mindspore.md: every test that their tables name exists."""
 
-import ast
-import re
 from pathlib import Path
 
 import pytest
+from named_tests import assert_tests_exist, cells_of, named_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = {
@@ -24,8 +23,7 @@ TECHNIQUES = {
 def table_rows(guide: str) -> list[list[str]]:
     """Return the cells of the table whose last column is the test."""
     lines = guide.split("\n| technique | what is compared", 1)[1].splitlines()[2:]
-    rows = (line for line in lines if line.startswith("|"))
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return [cells_of(line) for line in lines if line.startswith("|")]
 
 
 ROWS = [(name, row) for name, guide in GUIDES.items() for row in table_rows(guide)]
@@ -46,9 +44,5 @@ def test_the_table_is_read(name: str) -> None:
     ("name", "row"), ROWS, ids=lambda value: value if isinstance(value, str) else value[0]
 )
 def test_a_row_names_tests_that_exist(name: str, row: list[str]) -> None:
-    references = re.findall(r"`([\w/]+\.py)::(\w+)`", row[-1])
-    assert references, f"no test in {row[-1]!r}"
-    for path, function in references:
-        tree = ast.parse((TESTS[name] / path).read_text(encoding="utf-8"))
-        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        assert function in functions, f"{path} has no function {function}"
+    assert named_tests(row[-1]), f"no test in {row[-1]!r}"
+    assert_tests_exist(TESTS[name], row[-1])

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
+from sharding import lone_rank, mesh_of
 from swapopt_torch.engine import SwapEngine
 
 
@@ -66,6 +68,21 @@ def device(device_type: str) -> torch.device:
     module = torch.get_device_module(device_type)
     module.set_device(0)
     return torch.device(device_type, module.device_count() - 1)
+
+
+@pytest.fixture(scope="module")
+def lone_group(device_type: str) -> Iterator[None]:
+    """Make this process a rank whose other ranks do not exist, for the tests of a module."""
+    if device_type == "virtual":
+        enable_virtual()
+    with lone_rank(device_type):
+        yield
+
+
+@pytest.fixture(scope="module")
+def mesh(lone_group: None, device_type: str) -> DeviceMesh:
+    """Three ranks, of which this process is the last and holds the uneven and the empty shards."""
+    return mesh_of(torch.device(device_type), [1, 2, 3])
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from conftest import enable_virtual
-from sharding import ShardedTwin, lone_rank, make_sharded_twin, mesh_of, shard
+from sharding import ShardedTwin, make_sharded_twin, mesh_of, shard
 from swapopt_torch import SwapOptimizerConfig, SwapStepError, pipeline, swap_optimizer
 from swapopt_torch.local_tensor import frame_of, local_of
 from swapopt_torch.optim import AdamW as HyperAdamW
@@ -34,19 +33,7 @@ MAKERS = {
     "hyper": lambda params: HyperAdamW(params, 1e-2, amsgrad=True),
 }
 
-
-@pytest.fixture(scope="module", autouse=True)
-def group(device_type: str) -> Iterator[None]:
-    if device_type == "virtual":
-        enable_virtual()
-    with lone_rank(device_type):
-        yield
-
-
-@pytest.fixture(scope="module")
-def mesh(group: None, device_type: str) -> DeviceMesh:
-    """Three ranks, of which this process is the last and holds the uneven and the empty shards."""
-    return mesh_of(torch.device(device_type), [1, 2, 3])
+pytestmark = pytest.mark.usefixtures("lone_group")
 
 
 @pytest.fixture(params=list(MAKERS))

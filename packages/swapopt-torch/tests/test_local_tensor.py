@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,8 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from conftest import enable_virtual
-from sharding import lone_rank, mesh_of, shard
+from sharding import mesh_of, shard
 from swapopt_torch.local_tensor import (
     are_alike,
     frame_of,
@@ -25,18 +23,7 @@ from swapopt_torch.local_tensor import (
     local_of,
 )
 
-
-@pytest.fixture(scope="module", autouse=True)
-def group(device_type: str) -> Iterator[None]:
-    if device_type == "virtual":
-        enable_virtual()
-    with lone_rank(device_type):
-        yield
-
-
-@pytest.fixture(scope="module")
-def mesh(group: None, device_type: str) -> DeviceMesh:
-    return mesh_of(torch.device(device_type), [1, 2, 3])
+pytestmark = pytest.mark.usefixtures("lone_group")
 
 
 class SubclassOfDTensor(DTensor):
