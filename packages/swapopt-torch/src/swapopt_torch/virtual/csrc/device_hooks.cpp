@@ -5,7 +5,7 @@
 #include "collectives/transfer.h"
 #include "device_memory.h"
 #include "generator.h"
-#include "late.h"
+#include "host_waits.h"
 #include "pinned_memory.h"
 #include "world.h"
 
@@ -115,10 +115,10 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 
   bool queryEvent(void* event) const override {
     if (event == nullptr) return true;
-    return poll([event](Scheduler& scheduler) { return scheduler.poll_event(state_of(event)); });
+    return host_asks([event](Scheduler& scheduler) { return scheduler.poll_event(state_of(event)); });
   }
   bool queryStream(const c10::Stream& stream) const override {
-    return poll(
+    return host_asks(
         [&stream](Scheduler& scheduler) { return scheduler.poll_stream(actor_of(stream)); });
   }
   void synchronizeEvent(void* event) const override {
@@ -134,31 +134,6 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
                              const c10::Stream& stream) const override {
     device_allocator().recordStream(pointer, stream);
   }
-
- private:
-  template <typename Ask>
-  static bool poll(Ask ask) {
-    Locked machine;
-    const bool done = ask(machine->scheduler);
-    if (done) late_copies().run_before_host();
-    return done;
-  }
-
-  template <typename Wait>
-  static void host_waits(Wait wait) {
-    {
-      Locked machine;
-      wait(machine->scheduler);
-      late_copies().run_before_host();
-    }
-    world().raise_new_races();
-  }
-
- public:
-  static void wait_on_host_for(const c10::Stream& stream) {
-    host_waits(
-        [&stream](Scheduler& scheduler) { scheduler.host_waits_for_stream(actor_of(stream)); });
-  }
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
@@ -167,6 +142,9 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
 void install_hooks() { at::RegisterPrivateUse1HooksInterface(new Hooks()); }
 
-void wait_on_host_for(const c10::Stream& stream) { Guard::wait_on_host_for(stream); }
+void wait_on_host_for(const c10::Stream& stream) {
+  host_waits(
+      [&stream](Scheduler& scheduler) { scheduler.host_waits_for_stream(actor_of(stream)); });
+}
 
 }  // namespace vacc

@@ -1,8 +1,8 @@
 #include "group_work.h"
 #include <c10/core/StreamGuard.h>
+#include <algorithm>
 #include <utility>
-#include "../late.h"
-#include "../world.h"
+#include "../host_waits.h"
 
 namespace vacc {
 
@@ -27,12 +27,11 @@ bool GroupWork::isCompleted() {
   }
   settle(kNoTimeout);
   if (exception()) return true;
-  Locked machine;
-  for (const TransferRef& transfer : transfers_) {
-    if (!machine->scheduler.poll_event(transfer->departure.done)) return false;
-  }
-  late_copies().run_before_host();
-  return true;
+  return host_asks([this](Scheduler& scheduler) {
+    return std::all_of(transfers_.begin(), transfers_.end(), [&](const TransferRef& transfer) {
+      return scheduler.poll_event(transfer->departure.done);
+    });
+  });
 }
 
 bool GroupWork::isSuccess() const {
@@ -84,13 +83,10 @@ void GroupWork::order(ActorId stream) {
 }
 
 void GroupWork::wait_on_host() {
-  {
-    Locked machine;
+  host_waits([this](Scheduler& scheduler) {
     for (const TransferRef& transfer : transfers_)
-      machine->scheduler.host_waits_for(transfer->departure.done);
-    late_copies().run_before_host();
-  }
-  world().raise_new_races();
+      scheduler.host_waits_for(transfer->departure.done);
+  });
 }
 
 }  // namespace vacc

@@ -8,28 +8,26 @@
 namespace vacc {
 namespace {
 
-const at::Tensor* factor_of(const c10d::ReduceOp& reduction) {
+// The factor of a sum of products; of other reductions there is none.
+const c10d::PreMulSumSupplement* premul_of(const c10d::ReduceOp& reduction) {
   if (reduction.op_ != c10d::ReduceOp::PREMUL_SUM) return nullptr;
-  const auto& supplement =
-      static_cast<const c10d::PreMulSumSupplement&>(*reduction.supplement_);
-  return supplement.tensor_factor.defined() ? &supplement.tensor_factor : nullptr;
+  return static_cast<const c10d::PreMulSumSupplement*>(reduction.supplement_.get());
 }
 
 Tensors with_factor(Tensors inputs, const c10d::ReduceOp& reduction) {
-  const at::Tensor* factor = factor_of(reduction);
-  if (factor != nullptr) inputs.push_back(*factor);
+  const c10d::PreMulSumSupplement* premul = premul_of(reduction);
+  if (premul != nullptr && premul->tensor_factor.defined()) inputs.push_back(premul->tensor_factor);
   return inputs;
 }
 
 // gloo has no sum of products with a factor: they are multiplied before.
 template <typename Options>
 Options without_factor(Options options, const Tensors& staged) {
-  if (options.reduceOp.op_ != c10d::ReduceOp::PREMUL_SUM) return options;
-  const at::Tensor* factor = factor_of(options.reduceOp);
-  const auto& supplement =
-      static_cast<const c10d::PreMulSumSupplement&>(*options.reduceOp.supplement_);
-  const at::Scalar value =
-      factor != nullptr ? cpu_alias(*factor).item() : at::Scalar(supplement.double_factor);
+  const c10d::PreMulSumSupplement* premul = premul_of(options.reduceOp);
+  if (premul == nullptr) return options;
+  const at::Scalar value = premul->tensor_factor.defined()
+                               ? cpu_alias(premul->tensor_factor).item()
+                               : at::Scalar(premul->double_factor);
   for (const at::Tensor& tensor : staged) tensor.mul_(value);
   options.reduceOp = c10d::ReduceOp(c10d::ReduceOp::SUM);
   return options;

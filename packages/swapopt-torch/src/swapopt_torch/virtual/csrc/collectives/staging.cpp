@@ -61,20 +61,18 @@ char* address_in(const at::Tensor& bytes, size_t offset) {
   return static_cast<char*>(bytes.mutable_data_ptr()) + offset;
 }
 
-size_t pack(const Pieces& pieces, const at::Tensor& bytes, size_t offset) {
+void pack(const Pieces& pieces, const at::Tensor& bytes, size_t offset) {
   for (const Piece& piece : pieces) {
     piece.copy_to(address_in(bytes, offset));
     offset += piece.nbytes;
   }
-  return offset;
 }
 
-size_t unpack(const at::Tensor& bytes, size_t offset, const Pieces& pieces) {
+void unpack(const at::Tensor& bytes, size_t offset, const Pieces& pieces) {
   for (const Piece& piece : pieces) {
     piece.copy_from(address_in(bytes, offset));
     offset += piece.nbytes;
   }
-  return offset;
 }
 
 Tensors staged_results_like(const Tensors& tensors) {

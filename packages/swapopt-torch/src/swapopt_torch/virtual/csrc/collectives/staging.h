@@ -30,9 +30,9 @@ int index_of_device(const at::Tensor& tensor);
 
 at::Tensor empty_bytes(size_t nbytes);
 char* address_in(const at::Tensor& bytes, size_t offset);
-// The pieces one after the other, from `offset` on; returns where they end.
-size_t pack(const Pieces& pieces, const at::Tensor& bytes, size_t offset);
-size_t unpack(const at::Tensor& bytes, size_t offset, const Pieces& pieces);
+// The pieces one after the other, from `offset` on.
+void pack(const Pieces& pieces, const at::Tensor& bytes, size_t offset);
+void unpack(const at::Tensor& bytes, size_t offset, const Pieces& pieces);
 
 // Flat CPU tensors of the same dtypes and values.
 Tensors staged_copies(const Tensors& tensors);
