@@ -30,6 +30,7 @@ def test_public_names() -> None:
         "UpdateUnit",
         "move_slots",
         "partition",
+        "window_of",
     ]
     assert all(hasattr(swapopt_common, name) for name in swapopt_common.__all__)
 

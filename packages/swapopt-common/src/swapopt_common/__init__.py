@@ -3,6 +3,7 @@
 from swapopt_common.adapter import OptimizerSwapAdapter
 from swapopt_common.config import STATE_KEYS, SwapOptimizerConfig
 from swapopt_common.errors import HostMemoryError, SwapConfigError, SwapStepError
+from swapopt_common.grain import window_of
 from swapopt_common.partition import partition
 from swapopt_common.slots import SlotState, SwapSlot, UpdateUnit, move_slots
 
@@ -20,4 +21,5 @@ __all__ = [
     "UpdateUnit",
     "move_slots",
     "partition",
+    "window_of",
 ]
