@@ -109,7 +109,7 @@ HOST_CALLS: Final = frozenset(
     }
 )
 # What is no part of training: it may call of torch what it likes.
-EXTRAS: Final = ("demo", "cli.py", "__main__.py")
+EXTRAS: Final = ("bench", "demo", "cli.py", "__main__.py")
 # What torch.optim.AdamW(fused=True) and ours call, and with what.
 FUSED_KERNEL: Final = "_fused_adamw_"
 FUSED_ARGUMENTS: Final = (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1] / "packages" / "swapopt-torch" / "tests"
 # These are about the virtual accelerator itself, or choose their device by themselves.
-ONLY_VIRTUAL = ("virtual", "demo")
+ONLY_VIRTUAL = ("virtual", "bench", "demo")
 
 
 def real_device_type() -> str | None:

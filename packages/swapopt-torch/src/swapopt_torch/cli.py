@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 
 from swapopt_torch import __version__
+from swapopt_torch.bench import command as bench_command
 from swapopt_torch.demo import command as demo_command
 
 
@@ -33,4 +34,5 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"swapopt-torch {__version__}")
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     demo_command.add_parser(commands)
+    bench_command.add_parser(commands)
     return parser

@@ -1,22 +1,40 @@
-"""The device the demo runs on: a real accelerator, or the virtual one; and how it is measured."""
+"""The device a command runs on: a real accelerator, or the virtual one; and how it is measured."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Protocol
 
 import torch
 
 from swapopt_torch.demo.observe import EventRecorder, Lane, RowRecorder, StepRow
-from swapopt_torch.demo.settings import DemoError, DemoSettings
+from swapopt_torch.demo.settings import DemoError
 
 REAL_TYPES = ("cuda", "npu", "xpu")
 DEFAULT_PROFILE = "h200"
 
 
+class DeviceChoice(Protocol):
+    """What the user says about the device; the settings of a command."""
+
+    @property
+    def command(self) -> str:
+        """The command's name."""
+
+    @property
+    def device(self) -> str:
+        """The value of ``--device``."""
+
+    @property
+    def profile(self) -> str | None:
+        """The value of ``--profile``."""
+
+
 class Accelerator(ABC):
-    """What the demo asks of a device.
+    """What the commands ask of a device.
 
     Attributes:
         device: with its index.
@@ -146,8 +164,20 @@ class _TimelineRecorder:
         return sorted(rows, key=lambda row: row.start_seconds)
 
 
-def choose_accelerator(settings: DemoSettings) -> Accelerator:
+def _enable(profile: str) -> None:
+    from swapopt_torch import virtual
+
+    virtual.enable(profile, races="raise", late_copies=False, timeline=True)
+
+
+def choose_accelerator(
+    settings: DeviceChoice, enable: Callable[[str], None] = _enable
+) -> Accelerator:
     """Return the device that the settings ask for, or the one that torch finds.
+
+    Args:
+        settings: what the user wants.
+        enable: switches the virtual accelerator on, with a profile.
 
     Raises:
         DemoError: there is no such device, or the virtual one cannot be built here.
@@ -155,12 +185,12 @@ def choose_accelerator(settings: DemoSettings) -> Accelerator:
     found = _find_card()
     wanted = settings.device
     if wanted == "virtual":
-        return _virtual(settings, "as --device asks")
+        return _virtual(settings, enable, "as --device asks")
     if wanted == "auto":
         if found is None:
-            return _virtual(settings, "torch finds no CUDA, NPU or XPU device")
+            return _virtual(settings, enable, "torch finds no CUDA, NPU or XPU device")
         return _card(found, settings, "torch finds it")
-    device_type, index = _parse_device(wanted)
+    device_type, index = _parse_device(wanted, settings.command)
     if found is None or found.type != device_type:
         raise DemoError(
             f"--device {wanted}: {_why_not_found(device_type, found)}. Use --device auto or "
@@ -179,12 +209,12 @@ def _find_card() -> torch.device | None:
     return torch.device(current.type, 0)
 
 
-def _parse_device(text: str) -> tuple[str, int]:
+def _parse_device(text: str, command: str) -> tuple[str, int]:
     """Return type and index; torch itself knows "npu" only where torch_npu is installed."""
     device_type, colon, index = text.partition(":")
     if device_type not in REAL_TYPES or (colon and not index.isdecimal()):
         raise DemoError(
-            f"--device {text}: the demo runs on auto, virtual, "
+            f"--device {text}: the {command} runs on auto, virtual, "
             f"{', '.join(REAL_TYPES)}, or one of these with an index (cuda:1)."
         )
     return device_type, int(index or 0)
@@ -196,11 +226,11 @@ def _why_not_found(device_type: str, found: torch.device | None) -> str:
     return f"torch finds {found or 'no CUDA, NPU or XPU device'} here"
 
 
-def _card(device: torch.device, settings: DemoSettings, reason: str) -> CardAccelerator:
+def _card(device: torch.device, settings: DeviceChoice, reason: str) -> CardAccelerator:
     if settings.profile is not None:
         raise DemoError(
-            f"--profile {settings.profile} describes the virtual accelerator, but the demo would "
-            f"run on {device}. Drop --profile, or add --device virtual."
+            f"--profile {settings.profile} describes the virtual accelerator, but the "
+            f"{settings.command} would run on {device}. Drop --profile, or add --device virtual."
         )
     module = torch.get_device_module(device)
     if device.index >= module.device_count():
@@ -209,7 +239,9 @@ def _card(device: torch.device, settings: DemoSettings, reason: str) -> CardAcce
     return CardAccelerator(device, module.get_device_name(device), reason, "wall time")
 
 
-def _virtual(settings: DemoSettings, reason: str) -> VirtualAccelerator:
+def _virtual(
+    settings: DeviceChoice, enable: Callable[[str], None], reason: str
+) -> VirtualAccelerator:
     from swapopt_torch import virtual
 
     profile = settings.profile or DEFAULT_PROFILE
@@ -218,7 +250,7 @@ def _virtual(settings: DemoSettings, reason: str) -> VirtualAccelerator:
             f"--profile {profile}: the profiles are {', '.join(sorted(virtual.PROFILES))}."
         )
     try:
-        virtual.enable(profile, races="raise", late_copies=False, timeline=True)
+        enable(profile)
     except virtual.VirtualUnavailableError as error:
         raise DemoError(str(error)) from error
     virtual.clear_timeline()

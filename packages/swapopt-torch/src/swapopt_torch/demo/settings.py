@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import ClassVar
 
 OBSERVED_STEPS = 3
 """The last steps of a run, which are looked at closely and not timed."""
@@ -94,6 +95,8 @@ class DemoSettings:
         output: the report folder.
         seed: of the parameters and of the order of the data.
     """
+
+    command: ClassVar[str] = "demo"
 
     steps: int = 50
     model_size: ModelSize | None = None
