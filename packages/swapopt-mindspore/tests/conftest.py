@@ -1,7 +1,15 @@
-"""One thread and few log lines, for every test of this package."""
+"""One thread and few log lines, for every test of this package; both movements for many."""
 
 import os
+
+import pytest
 
 # Read when mindspore is imported: 3 leaves out its warnings of deprecated calls inside itself.
 os.environ.setdefault("GLOG_v", "3")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(params=[True, False], ids=["packed", "per_tensor"])
+def packed(request: pytest.FixtureRequest) -> bool:
+    """Whether states move through the staging arenas: a test that asks for this runs twice."""
+    return bool(request.param)

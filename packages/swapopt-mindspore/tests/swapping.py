@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import mindspore as ms
@@ -134,6 +135,12 @@ def train_natively(
         loss_scale=case.loss_scale,
         differentiate=differentiate,
     )
+
+
+@cache
+def trained_natively(case: Case, differentiate: Differentiate = towards_targets) -> Run:
+    """Return what `train_natively` leaves with all gradients; made once, and only to be read."""
+    return train_natively(case, differentiate=differentiate)
 
 
 def train_swapped(

@@ -28,9 +28,9 @@ def make_twins(packed: bool) -> Twins:
     return Twins(adamw if packed else adam, SHAPES, EmulatedDevice(), config)
 
 
-@pytest.fixture(params=[True, False], ids=["packed", "per_tensor"])
-def twins(request: pytest.FixtureRequest) -> Twins:
-    twins = make_twins(request.param)
+@pytest.fixture
+def twins(packed: bool) -> Twins:
+    twins = make_twins(packed)
     twins.step(2)
     return twins
 
@@ -217,7 +217,6 @@ class InterruptAtLine:
         return self._trace
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "per_tensor"])
 def test_a_step_interrupted_at_any_line(packed: bool) -> None:
     twins = make_twins(packed)
     twins.step(2)

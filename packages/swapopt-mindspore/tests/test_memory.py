@@ -49,11 +49,6 @@ def state_nbytes(params: Sequence[Parameter]) -> int:
     return sum(param.size * 4 * (2 if param.dtype == ms.float32 else 3) for param in params)
 
 
-@pytest.fixture(params=[True, False], ids=["packed", "per_tensor"])
-def packed(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 def test_between_steps_the_device_holds_no_byte_of_a_swapped_state(packed: bool) -> None:
     device = EmulatedDevice()
     params, optimizer = wrap(device, UNEVEN, packed=packed)

@@ -13,7 +13,7 @@ import mindformers_adamw
 from cases import FUSED, MINDFORMERS, NATIVE, Case
 from swapopt_common import SwapOptimizerConfig
 from swapopt_mindspore.emulated import EmulatedDevice
-from swapping import train_natively, train_swapped
+from swapping import train_natively, train_swapped, trained_natively
 from training import Regressor, assert_same_run, through_the_model, towards_targets
 
 
@@ -26,7 +26,7 @@ def align(
     )
     device = EmulatedDevice()
     differentiate = through_the_model if model else towards_targets
-    expected = train_natively(case, differentiate=differentiate)
+    expected = trained_natively(case, differentiate)
     found, optimizer = train_swapped(case, device, config, differentiate=differentiate)
     assert_same_run(found, expected)
     assert optimizer.swap_stats().packed is bool(packed)
@@ -64,14 +64,12 @@ def test_native_adam_weight_decay_swap_optimizer_state_align() -> None:
 
 
 @pytest.mark.parametrize("masters", [True, False], ids=["masters_swap", "masters_stay"])
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "per_tensor"])
 def test_mindformers_adamw_non_fused_swap_optimizer_state_align(
     packed: bool, masters: bool
 ) -> None:
     align(MINDFORMERS["mindformers_masters"], packed=packed, masters=masters)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "per_tensor"])
 @pytest.mark.parametrize("name", FUSED)
 def test_mindformers_adamw_fused_swap_optimizer_state_align(
     name: str, packed: bool, monkeypatch: pytest.MonkeyPatch
@@ -91,7 +89,6 @@ def test_groups_schedules_and_dtypes_align(name: str) -> None:
     align(NATIVE[name], model=False)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "per_tensor"])
 def test_missing_gradients_align(packed: bool) -> None:
     case = MINDFORMERS["mindformers_masters"]
     config = SwapOptimizerConfig(
@@ -108,4 +105,4 @@ def test_synchronous_copies_align() -> None:
     found, _ = train_swapped(
         case, EmulatedDevice(), SwapOptimizerConfig(min_numel=0), synchronous=True
     )
-    assert_same_run(found, train_natively(case))
+    assert_same_run(found, trained_natively(case))

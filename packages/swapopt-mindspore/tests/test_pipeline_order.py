@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
 from swapopt_common import SwapOptimizerConfig
 from swapopt_mindspore import swap_optimizer
 from swapopt_mindspore.emulated import EmulatedDevice
@@ -22,7 +20,6 @@ def rows_of(device: EmulatedDevice) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "per_tensor"])
 def test_copies_and_updates_are_issued_in_the_golden_order(packed: bool) -> None:
     device = EmulatedDevice()
     params = make_parameters([(64, 16)] * 8)

@@ -18,11 +18,6 @@ def collecting() -> EmulatedDevice:
     return EmulatedDevice(races="collect")
 
 
-@pytest.fixture(params=[True, False], ids=["packed", "per_tensor"])
-def packed(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 def leave_out(monkeypatch: pytest.MonkeyPatch, edge: Edge) -> set[Edge]:
     """Let no stream wait for this reason; return the set that will name the reasons seen."""
     used: set[Edge] = set()

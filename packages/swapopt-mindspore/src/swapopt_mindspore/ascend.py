@@ -12,7 +12,7 @@ Known of MindSpore 2.10, from its documentation and sources:
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from mindspore import Tensor, mint, runtime
@@ -47,7 +47,7 @@ class AscendDevice(Device):
         runtime.synchronize()
 
     def updating(
-        self, operation: str, *, reads: Sequence[Tensor], writes: Sequence[Tensor], launches: int
+        self, operation: str, *, reads: Iterable[Tensor], writes: Iterable[Tensor], launches: int
     ) -> AbstractContextManager[None]:
         """Change nothing: operators run on the caller's current stream by themselves."""
         del operation, reads, writes, launches

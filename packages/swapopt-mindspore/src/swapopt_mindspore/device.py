@@ -8,7 +8,7 @@ invariant 5). Copies run on two further streams, one per direction.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -132,8 +132,8 @@ class Device(ABC):
         self,
         operation: str,
         *,
-        reads: Sequence[Tensor],
-        writes: Sequence[Tensor],
+        reads: Iterable[Tensor],
+        writes: Iterable[Tensor],
         launches: int,
     ) -> AbstractContextManager[None]:
         """Surround the update of a batch, which runs on the caller's current stream.
@@ -146,7 +146,8 @@ class Device(ABC):
             operation: how timelines and race reports call the update.
             reads: tensors that are only read: gradients, hyperparameters held on the device.
             writes: tensors that are read and written: parameters, states, masters. Tensors that
-                the device does not know are left out of account.
+                the device does not know are left out of account. Like ``reads``, gone through once
+                at most, on entry.
             launches: operators that the update issues, for its time.
         """
 

@@ -177,12 +177,14 @@ class SwapEngine:
         """
         self.settle()
         self._spare_snapshots(slot for slot, _ in values)
-        on_device = [(slot, tensor) for slot, tensor in values if self._device.holds(tensor)]
+        on_device: list[Value] = []
+        on_host: list[Value] = []
+        for slot, tensor in values:
+            (on_device if self._device.holds(tensor) else on_host).append((slot, tensor))
         self._device.adopt([tensor for _, tensor in on_device])
         self._copies.fetch(on_device)
-        for slot, tensor in values:
-            if not self._device.holds(tensor):
-                slot.mirror().copy_(tensor)
+        for slot, tensor in on_host:
+            slot.mirror().copy_(tensor)
 
     def load(self, values: Sequence[LoadedValue]) -> None:
         """Let the mirrors of swapped states hold values that are in host memory; see `store`."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +11,7 @@ from mindspore import Tensor
 from swapopt_common import SwapConfigError
 from swapopt_mindspore.device import Device
 from swapopt_mindspore.slots import MindSporeSlot
-from swapopt_mindspore.streams import Edge, wait
+from swapopt_mindspore.streams import Edge, Event, Stream, wait
 
 Value = tuple[MindSporeSlot, Tensor]
 """A swapped state, and the tensor that holds what is to be in its mirror."""
@@ -38,11 +37,7 @@ class MirrorCopies:
         device, event = self._device, self._device.new_event()
         event.record(device.compute_stream())
         wait(device.d2h, event, Edge.SETTLED)
-        with self._copying():
-            for slot, tensor in values:
-                device.copy(device.d2h, slot.mirror(), tensor, blocking=self._synchronous)
-            event.record(device.d2h)
-            event.synchronize()
+        self._copy_all(device.d2h, event, [(slot.mirror(), tensor) for slot, tensor in values])
 
     def restore(self, slots: Sequence[MindSporeSlot]) -> None:
         """Let the optimizer's own tensors be device tensors with the mirrors' values.
@@ -54,20 +49,21 @@ class MirrorCopies:
         restored = [(slot, device.empty(slot.shape, slot.dtype)) for slot in slots]
         event.record(device.compute_stream())
         wait(device.h2d, event, Edge.ALLOCATED)
-        with self._copying():
-            for slot, tensor in restored:
-                device.copy(device.h2d, tensor, slot.mirror(), blocking=self._synchronous)
-            event.record(device.h2d)
-            event.synchronize()
+        self._copy_all(device.h2d, event, [(tensor, slot.mirror()) for slot, tensor in restored])
         for slot, tensor in restored:
             slot.home.data = tensor
 
-    @contextmanager
-    def _copying(self) -> Iterator[None]:
-        """See to it that no copy is under way whose memory a failure sets free."""
+    def _copy_all(
+        self, stream: Stream, event: Event, copies: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
+        """Make copies, as destination and source; blocks the host until they are done."""
         try:
-            yield
+            for destination, source in copies:
+                self._device.copy(stream, destination, source, blocking=self._synchronous)
+            event.record(stream)
+            event.synchronize()
         except BaseException:
+            # No copy may be under way whose memory a failure sets free.
             self._device.synchronize()
             raise
 

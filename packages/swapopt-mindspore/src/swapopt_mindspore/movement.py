@@ -65,6 +65,7 @@ class StepBatch:
         batch: the batch of the layout whose states move.
         units: what is updated; units whose states all stay may have joined from other batches.
         slots: the states to move.
+        pieces: what is copied, there and back; known once it is prefetched.
         whole: whether these are all states of the batch, so that what was built for the whole
             batch can be used again.
         torn: after a failure: states that some operators of an update may have written and others
@@ -77,6 +78,7 @@ class StepBatch:
     events: BatchEvents
     whole: bool
     progress: Progress = Progress.WAITING
+    pieces: Sequence[Piece] = ()
     torn: list[MindSporeSlot] = field(default_factory=list)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -155,7 +155,8 @@ class PipelineSwapRuntime:
             wait(device.h2d, former.events.offloaded, Edge.REUSED)
         move_slots(batch.slots, SlotState.H2D, events.prefetched)
         events.prefetching.record(device.h2d)
-        for piece in self._movement.pieces(position, batch):
+        batch.pieces = self._movement.pieces(position, batch)
+        for piece in batch.pieces:
             device.copy(device.h2d, piece.on_device, piece.on_host, blocking=self._synchronous)
             self.counts.add_h2d(piece.nbytes)
         events.prefetched.record(device.h2d)
@@ -180,7 +181,7 @@ class PipelineSwapRuntime:
         batch.progress = Progress.UPDATING
         with self._device.updating(
             f"update {position}",
-            reads=[local_part(unit.grad) for unit in batch.units if unit.grad is not None],
+            reads=(unit.gradient() for unit in batch.units),
             writes=_written(batch.units),
             launches=sum(unit.launches for unit in batch.units),
         ):
@@ -193,7 +194,7 @@ class PipelineSwapRuntime:
         events = batch.events
         wait(device.d2h, events.updated, Edge.UPDATED)
         events.offloading.record(device.d2h)
-        for piece in self._movement.pieces(position, batch):
+        for piece in batch.pieces:
             device.copy(device.d2h, piece.on_host, piece.on_device, blocking=self._synchronous)
             self.counts.add_d2h(piece.nbytes)
         events.offloaded.record(device.d2h)
@@ -214,11 +215,11 @@ class PipelineSwapRuntime:
         _homecoming(batch)
 
     def _bring_home(self, position: int, batch: StepBatch) -> None:
-        device, torn = self._device, set(batch.torn)
+        device, torn, pieces = self._device, set(batch.torn), batch.pieces
         if torn:
             sound = [slot for slot in batch.slots if slot not in torn]
-            batch = replace(batch, slots=sound, whole=False)
-        for piece in self._movement.pieces(position, batch):
+            pieces = self._movement.pieces(position, replace(batch, slots=sound, whole=False))
+        for piece in pieces:
             device.copy(device.d2h, piece.on_host, piece.on_device, blocking=True)
 
 
@@ -238,10 +239,11 @@ def _seconds(intervals: Iterable[tuple[Event, Event]]) -> float:
     return sum(begin.elapsed_time(end) for begin, end in intervals) * 1e-3
 
 
-def _written(units: Sequence[MindSporeUnit]) -> list[Tensor]:
-    """Return what an update of the units writes: parameters and states."""
-    written = [local_part(unit.param) for unit in units]
-    return [*written, *(slot.operand() for unit in units for slot in unit.slots)]
+def _written(units: Sequence[MindSporeUnit]) -> Iterator[Tensor]:
+    """Yield what an update of the units writes: parameters and states."""
+    for unit in units:
+        yield local_part(unit.param)
+        yield from (slot.operand() for slot in unit.slots)
 
 
 def _homecoming(batch: StepBatch) -> None:

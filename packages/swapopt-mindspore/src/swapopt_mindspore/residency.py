@@ -69,7 +69,7 @@ def appeared(slot: MindSporeSlot, around: Surroundings) -> bool:
     MindSpore gives some states their device storage with their first update only.
     """
     device = around.device
-    if device is None or slot.resident_reason != not_on(device):
+    if slot.swappable or device is None or slot.resident_reason != not_on(device):
         return False
     slot.resident_reason = _resident_reason(slot.operand(), around)
     slot.swappable = slot.resident_reason is None

@@ -78,6 +78,11 @@ class MindSporeUnit(UpdateUnit[Tensor, MindSporeSlot]):
     batch_index: int | None = None
     launches: int = 1
 
+    def gradient(self) -> Tensor:
+        """Return the local part of its gradient; the unit takes part in this step."""
+        assert self.grad is not None, "only units with a gradient are updated"
+        return local_part(self.grad)
+
     def swapped(self) -> list[MindSporeSlot]:
         """Return the slots that move."""
         return [slot for slot in self.slots if slot.swappable]

@@ -107,19 +107,16 @@ class SwapStats:
         way = f"packed, arenas of {_mib(self.arena_nbytes)}" if self.packed else "per tensor"
         resident_nbytes = sum(state.nbytes for state in self.resident)
         rows = [
-            ("movement", f"{way}, {self.batches} batches"),
+            ("movement", f"{way}, {_count(self.batches, 'batch', 'batches')}"),
             ("on the device in a step", f"at most {_mib(self.bound_nbytes)}"),
-            ("swapped", f"{self.swapped_states:,} states, {_mib(self.swapped_nbytes)}"),
+            ("swapped", f"{_states(self.swapped_states)}, {_mib(self.swapped_nbytes)}"),
             ("pinned host memory", _mib(self.pinned_nbytes)),
-            ("resident", f"{len(self.resident):,} states, {_mib(resident_nbytes)}"),
-            *((f"  {reason}", f"{count:,} states") for reason, count in self._reasons()),
+            ("resident", f"{_states(len(self.resident))}, {_mib(resident_nbytes)}"),
+            *((f"  {reason}", _states(count)) for reason, count in self.resident_states.items()),
             *self._step_rows(),
         ]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
-
-    def _reasons(self) -> list[tuple[str, int]]:
-        return list(self.resident_states.items())
 
     def _step_rows(self) -> list[tuple[str, str]]:
         counts, times = self.last_step, self.last_times
@@ -179,8 +176,16 @@ def _mib(nbytes: int) -> str:
     return f"{nbytes / _MIB:,.1f} MiB"
 
 
+def _count(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"
+
+
+def _states(count: int) -> str:
+    return _count(count, "state", "states")
+
+
 def _transfer(nbytes: int, copies: int, seconds: float) -> str:
-    text = f"{_mib(nbytes)} in {copies:,} copies"
+    text = f"{_mib(nbytes)} in {_count(copies, 'copy', 'copies')}"
     if seconds:
         text += f", {seconds * 1e3:.3f} ms, {nbytes / seconds * 1e-9:.1f} GB/s"
     return text

@@ -7,6 +7,7 @@ data of a step are the same however the model is divided, so that losses can be 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import mindspore as ms
 import numpy as np
@@ -99,8 +100,9 @@ class Whole:
         return loss.asnumpy(), gradients
 
 
+@cache
 def losses_of_the_whole(make: MakeOptimizer) -> list[float]:
-    """Return the losses of training the undivided model natively, in this process."""
+    """Return the losses of training the undivided model natively, in this process; made once."""
     model = Whole()
     optimizer = make(model.parameters)
     step, losses = eager(optimizer), []

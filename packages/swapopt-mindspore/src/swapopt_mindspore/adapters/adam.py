@@ -87,8 +87,7 @@ class MindSporeNativeAdamAdapter(MindSporeAdamBaseAdapter[nn.Adam]):
 
     def _prepared_gradient(self, unit: MindSporeUnit) -> Tensor:
         adam, index = self._optimizer, unit.adapter_index
-        assert unit.grad is not None, "only units with a gradient are updated"
-        gradient = local_part(unit.grad)
+        gradient = unit.gradient()
         if adam.exec_weight_decay:
             decay: Tensor = value_of(self._weight_decay, index)
             param = local_part(unit.param)

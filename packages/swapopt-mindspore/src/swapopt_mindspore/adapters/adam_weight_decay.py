@@ -57,8 +57,7 @@ class MindSporeNativeAdamWAdapter(MindSporeAdamBaseAdapter[nn.AdamWeightDecay]):
     def update(self, unit: MindSporeUnit) -> None:
         """Call the optimizer's operator on one parameter, or its form in small operators."""
         adam, index = self._optimizer, unit.adapter_index
-        assert unit.grad is not None, "only units with a gradient are updated"
-        param, gradient = local_part(unit.param), local_part(unit.grad)
+        param, gradient = local_part(unit.param), unit.gradient()
         exp_avg, exp_avg_sq = (slot.operand() for slot in unit.slots)
         lr: Tensor = value_of(self._lr, index)
         weight_decay: Tensor = value_of(self._weight_decay, index)

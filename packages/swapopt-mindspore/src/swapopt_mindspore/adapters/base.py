@@ -19,10 +19,6 @@ OptimizerT = TypeVar("OptimizerT", bound=nn.Optimizer)
 
 _assign = operations.Assign()
 
-_MISSING_KEY_HINTS = {
-    "master_param": "; only MindFormers AdamW owns master parameters",
-}
-
 NATIVE_REFUSED: Mapping[str, str] = {
     "use_lazy": "its sparse updates leave out parts of the states",
     "use_offload": "it updates on the host, where the states would stay",
@@ -57,7 +53,9 @@ class MindSporeAdamBaseAdapter(
         "use_parallel": "each rank would update a part of the parameters only, and broadcast it",
     }
     """Attributes of the optimizer that must not be True, and why."""
-    missing_key_hints: ClassVar[Mapping[str, str]] = _MISSING_KEY_HINTS
+    missing_key_hints: ClassVar[Mapping[str, str]] = {
+        "master_param": "; only MindFormers AdamW owns master parameters",
+    }
     """What to change where a state is named that the optimizer lacks."""
     packed_by_default: ClassVar[bool] = False
     serves_packed: ClassVar[bool] = False

@@ -144,7 +144,7 @@ class MindFormersAdamWAdapter(MindSporeAdamBaseAdapter[nn.Optimizer]):
             value_of(self._lr, unit.adapter_index),
             value_of(self._weight_decay, unit.adapter_index),
             _updated_tensor(unit),
-            _gradient(unit),
+            unit.gradient(),
             *(moments if adamw.amsgrad else (*moments, moments[1])),
         )
 
@@ -157,7 +157,7 @@ class MindFormersAdamWAdapter(MindSporeAdamBaseAdapter[nn.Optimizer]):
             value_of(self._lr, unit.adapter_index),
             value_of(self._weight_decay, unit.adapter_index),
             _updated_tensor(unit),
-            _gradient(unit),
+            unit.gradient(),
             *_moments(unit),
             True,
             *self._bias_corrections,
@@ -208,11 +208,6 @@ def _write_model_parameter(unit: MindSporeUnit) -> None:
 
 def _updated_tensor(unit: MindSporeUnit) -> Tensor:
     return local_part(unit.param) if unit.master is None else unit.master.operand()
-
-
-def _gradient(unit: MindSporeUnit) -> Tensor:
-    assert unit.grad is not None, "only units with a gradient are updated"
-    return local_part(unit.grad)
 
 
 def _moments(unit: MindSporeUnit) -> list[Tensor]:

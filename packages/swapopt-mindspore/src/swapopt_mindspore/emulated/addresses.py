@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 ValueT = TypeVar("ValueT")
@@ -64,7 +63,3 @@ class AddressMap(Generic[ValueT]):
             return None
         last, _ = self._entries[self._begins[index - 1]]
         return last if last.overlaps(where) else None
-
-    def values(self) -> Iterator[ValueT]:
-        """Yield every value, by rising address."""
-        return (self._entries[begin][1] for begin in self._begins)

@@ -110,7 +110,7 @@ class EmulatedDevice(Instruments, Device):
 
     @contextmanager
     def updating(
-        self, operation: str, *, reads: Sequence[Tensor], writes: Sequence[Tensor], launches: int
+        self, operation: str, *, reads: Iterable[Tensor], writes: Iterable[Tensor], launches: int
     ) -> Iterator[None]:
         """Check and charge the update inside the block; its effects are there when it ends.
 
@@ -118,20 +118,21 @@ class EmulatedDevice(Instruments, Device):
             RaceError: nothing orders the update and another access.
             RuntimeError: the update uses memory that is on the host or was given back.
         """
+        read, written = list(reads), list(writes)
         # An operator's first use of a tensor is what brings it to the device.
-        self._tensors.bring_in([*reads, *writes])
-        read_ranges = [self._tensors.usable(operation, tensor, "device") for tensor in reads]
-        write_ranges = [self._tensors.usable(operation, tensor, "device") for tensor in writes]
+        self._tensors.bring_in([*read, *written])
+        read_ranges = [self._tensors.usable(operation, tensor, "device") for tensor in read]
+        write_ranges = [self._tensors.usable(operation, tensor, "device") for tensor in written]
         self._world.begin_update(operation, read_ranges, write_ranges)
         try:
             yield
         except BaseException:
             with suppress(RuntimeError):  # the first failure is the one to hear of
-                _finish(writes)
+                _finish(written)
             raise
         finally:
             self._world.end_update(operation, read_ranges, write_ranges, launches)
-        _finish(writes)
+        _finish(written)
 
     # ------------------------------------------------------------------ device memory
     def holds(self, tensor: Tensor) -> bool:

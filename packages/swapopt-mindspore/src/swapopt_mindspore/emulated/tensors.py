@@ -95,10 +95,7 @@ class TensorBooks:
 
     def place_of(self, tensor: Tensor) -> Place:
         """Return where a tensor is; unknown ones are on the device."""
-        if tensor in self._on_host:
-            return "pinned"
-        allocation = self._books.find(range_of(tensor))
-        return "device" if allocation is None else allocation.place
+        return self._place(tensor, self._books.find(range_of(tensor)))
 
     def owned_by(self, tensor: Tensor) -> Allocation:
         """Return the device allocation that is this tensor's alone.
@@ -123,7 +120,7 @@ class TensorBooks:
         """
         where = range_of(tensor)
         allocation = self._books.find(where)
-        if self.place_of(tensor) != place:
+        if self._place(tensor, allocation) != place:
             raise RuntimeError(
                 f"{operation}: a tensor of shape {tensor.shape} is needed in {place} memory and "
                 "is not there"
@@ -133,6 +130,11 @@ class TensorBooks:
                 f"{operation}: a tensor of shape {tensor.shape} is used whose memory was released"
             )
         return where
+
+    def _place(self, tensor: Tensor, allocation: Allocation | None) -> Place:
+        if tensor in self._on_host:
+            return "pinned"
+        return "device" if allocation is None else allocation.place
 
     def _forget_moved(self, tensor: Tensor, where: ByteRange) -> None:
         """MindSpore may have given an adopted tensor other memory since (``set_data``)."""
