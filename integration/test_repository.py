@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = sorted(path.parent for path in (ROOT / "packages").glob("*/pyproject.toml"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+README_ZH = (ROOT / "README.zh.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
@@ -36,6 +37,10 @@ def test_readme_opens_with_the_demo_and_the_tests() -> None:
     assert tests == set_up
 
 
+def test_the_chinese_readme_has_the_same_commands() -> None:
+    assert shell_blocks(README_ZH)[:2] == shell_blocks(README)[:2]
+
+
 def test_ci_runs_the_readmes_test_command() -> None:
     script = ROOT / ".ci" / "run"
     lines = script.read_text(encoding="utf-8").splitlines()
@@ -45,15 +50,17 @@ def test_ci_runs_the_readmes_test_command() -> None:
     assert script.stat().st_mode & 0o111
 
 
-def test_plain_tox_runs_every_environment_but_the_demos() -> None:
+def test_plain_tox_runs_every_environment_but_those_that_only_show() -> None:
     settings = configparser.ConfigParser(interpolation=None)
     settings.read(ROOT / "tox.ini", encoding="utf-8")
     env_list = {name.strip() for name in settings["tox"]["env_list"].split(",")}
-    assert env_list == set(tox_environments()) - {"demo", "demo-mindspore"}
+    assert env_list == set(tox_environments()) - {"demo", "demo-mindspore", "pictures"}
     assert all(tox_environments().values())
 
 
-@pytest.mark.parametrize("text", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
+@pytest.mark.parametrize(
+    "text", [README, README_ZH, CONTRIBUTING], ids=["README", "README.zh", "CONTRIBUTING"]
+)
 def test_named_environments_and_files_exist(text: str) -> None:
     for name in re.findall(r"tox run -e ([a-z,-]+)", text):
         assert set(name.split(",")) <= set(tox_environments())
@@ -77,8 +84,10 @@ def test_readme_lists_every_configuration_parameter() -> None:
     config = ROOT / "packages/swapopt-common/src/swapopt_common/config.py"
     parameters = re.findall(r"^    (\w+): [^=\n]+ = (\S+)$", config.read_text("utf-8"), re.M)
     assert len(parameters) == 5
+    chinese = (ROOT / "docs" / "zh" / "getting-started.md").read_text(encoding="utf-8")
     for name, default in parameters:
         assert f"| `{name}` | `{default}` |" in README
+        assert f"| `{name}` | `{default}` |" in chinese
 
 
 def test_design_numbers_its_invariants() -> None:

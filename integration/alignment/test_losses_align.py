@@ -128,5 +128,5 @@ def test_the_losses_are_drawn(
         axes.legend(fontsize=7)
     drawn = sum(len(axes.lines) for axes in figure.axes)
     assert drawn == 3 * len(TORCH_OPTIMIZERS) + 2 * len(MINDSPORE_OPTIMIZERS) + 1 + len(OPTIMIZERS)
-    figure.savefig(folder / "losses.png", dpi=120)
+    figure.savefig(folder / "losses.png", dpi=80)
     assert (folder / "losses.png").stat().st_size > 10_000

@@ -1,0 +1,68 @@
+"""Every Python block of README and guides is run, tested elsewhere, or marked as a fragment."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from blocks import PAGES, ROOT, Block, blocks_of
+
+from conftest import Backend
+
+RUNNER = Path(__file__).with_name("run_blocks.py")
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+FRAMEWORKS = ("torch", "mindspore")
+ALONE = [block for block in BLOCKS if block.what.endswith(", alone")]
+
+
+def place_of(block: Block) -> str:
+    return f"{block.page}:{block.line}"
+
+
+def test_no_block_is_overlooked() -> None:
+    fences = [
+        line
+        for page in PAGES
+        for line in (ROOT / page).read_text(encoding="utf-8").splitlines()
+        if line.lstrip().startswith("```python")
+    ]
+    assert len(BLOCKS) == len(fences) > 20
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=place_of)
+def test_a_block_says_what_becomes_of_it(block: Block) -> None:
+    ast.parse(block.code)
+    if block.kind == "runs":
+        assert block.what.removesuffix(", alone") in FRAMEWORKS
+    elif block.kind == "tested":
+        path, _, name = block.what.partition("::")
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    else:
+        assert block.kind == "fragment", "say above the block what becomes of it, see blocks.py"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_blocks_run(
+    backends: tuple[Backend, Backend],
+    framework: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (backend,) = (backend for backend in backends if backend.framework == framework)
+    printed = backend.run(RUNNER, framework).splitlines()
+    expected = [place_of(block) for block in BLOCKS if block.what == framework]
+    assert [line for line in printed if re.fullmatch(r"[\w./-]+\.md:\d+", line)] == expected
+
+
+@pytest.mark.parametrize("block", ALONE, ids=place_of)
+def test_programs_of_their_own_run(
+    backends: tuple[Backend, Backend], block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    framework = block.what.removesuffix(", alone")
+    (backend,) = (backend for backend in backends if backend.framework == framework)
+    assert place_of(block) in backend.run(RUNNER, framework, block.page, block.line)
