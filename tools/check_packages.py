@@ -166,7 +166,7 @@ def check_metadata(package: Package, metadata: Message) -> None:
 
 
 def check_sdist(package: Package, sdist: Path) -> None:
-    """Show that the sdist holds sources, tests, licence, readme and changelog."""
+    """Show that the sdist holds sources, tests, licence, readme and changelog, and no more."""
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     expected = {f"src/{name}" for name in source_files(package)}
@@ -174,7 +174,15 @@ def check_sdist(package: Package, sdist: Path) -> None:
     require(expected <= names, f"{sdist.name}: missing {sorted(expected - names)}")
     tests = [name for name in names if name.startswith("tests/") and "/test_" in name]
     require(bool(tests), f"{sdist.name} holds no tests")
-    print(f"ok: {sdist.name} holds sources, tests, licence, readme and changelog")
+    beside = {name for name in names - expected if not name.startswith(("tests/", "benchmarks/"))}
+    # hatchling puts in what git ignores, so that others leave out the same.
+    surplus = sorted({name for name in beside if name != ".gitignore"} | _caches(names))
+    require(not surplus, f"{sdist.name}: surplus {surplus}")
+    print(f"ok: {sdist.name} holds sources, tests, licence, readme and changelog, and no more")
+
+
+def _caches(names: set[str]) -> set[str]:
+    return {name for name in names if "__pycache__" in name or name.endswith((".so", ".o"))}
 
 
 def check_clean_environment(
