@@ -16,7 +16,8 @@ import numpy.typing as npt
 Array = npt.NDArray[np.floating]
 Arrays = dict[str, Array]
 
-WIDTHS = (24, 64, 48, 8)
+WIDTHS = (24, 64, 48, 16)
+"""All parameters are of whole 64 bytes, so that no copy has a gap in it."""
 LAYERS = ("first", "second", "third")
 ROWS = 16
 STEPS = 24
