@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -21,17 +22,23 @@ from swapopt_common import SlotState
 from swapopt_torch import SwapOptimizerConfig, TorchSwapOptimizer, swap_optimizer
 from training import bits
 
+DEEP = os.environ.get("SWAPOPT_HYPOTHESIS") == "deep"
 SOURCES = str(swapopt_torch.__file__).removesuffix("__init__.py")
 # What runs after a failure is not interrupted a second time.
 RECOVERY = {"recover", "restore_states", "drop_gradients", "invalidate", "__del__", "pin"}
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the n-th line that our own code executes."""
+    """Raises KeyboardInterrupt at the n-th line that our own code executes.
+
+    Of a line that is executed again and again, for parameter after parameter, the first, second,
+    fourth, eighth time count and so on; with SWAPOPT_HYPOTHESIS=deep all times do.
+    """
 
     def __init__(self, at: int) -> None:
         self.lines_left = at
         self.happened = False
+        self._times: Counter[tuple[CodeType, int]] = Counter()
 
     def __enter__(self) -> Interrupt:
         sys.settrace(self._enter_function)
@@ -43,15 +50,22 @@ class Interrupt:
     def _enter_function(self, frame: FrameType, event: str, argument: object) -> Any:
         ours = frame.f_code.co_filename.startswith(SOURCES)
         inside = frame.f_code.co_filename.removeprefix(SOURCES)
-        return self._count if ours and not inside.startswith("virtual") else None
+        counts = ours and not self.happened and not inside.startswith("virtual")
+        return self._count if counts else None
 
     def _count(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "line" and not self.happened and not _recovering(frame):
+        if event == "line" and not self.happened and self._is_new(frame) and not _recovering(frame):
             self.lines_left -= 1
             if self.lines_left < 0:
                 self.happened = True
                 raise KeyboardInterrupt(f"{frame.f_code.co_name}:{frame.f_lineno}")
         return self._count
+
+    def _is_new(self, frame: FrameType) -> bool:
+        line = (frame.f_code, frame.f_lineno)
+        self._times[line] += 1
+        is_power_of_two = self._times[line].bit_count() == 1
+        return DEEP or is_power_of_two
 
 
 def _recovering(frame: FrameType | None) -> bool:
@@ -132,10 +146,9 @@ def test_any_line_may_fail(
     for seed in range(3):
         history.append(images(*native))
         step(*native, seed)
-    # Every line with SWAPOPT_HYPOTHESIS=deep; else one in seven, others in each of the four cases,
+    # Every line with SWAPOPT_HYPOTHESIS=deep; else one in five, others in each of the four cases,
     # and fewer of DTensors, whose lines are the same but for a few.
-    stride = 7 if mesh is None else 17
-    stride = 1 if os.environ.get("SWAPOPT_HYPOTHESIS") == "deep" else stride
+    stride = 1 if DEEP else 5 if mesh is None else 13
     at, happened = 3 * steps_before + packed, True
     while happened:
         parameters, optimizer = build(device, True, packed, mesh)
@@ -218,7 +231,7 @@ def test_any_line_of_a_load_may_fail(device: torch.device, packed: bool) -> None
         assert_same_snapshot(optimizer.state_dict(), saved if taken_over else before, place)
         outcomes.add(taken_over)
         step(parameters, optimizer, 1)
-        at += 1 if os.environ.get("SWAPOPT_HYPOTHESIS") == "deep" else 7
+        at += 1 if DEEP else 5
     assert outcomes == {True, False}
 
 
@@ -243,7 +256,7 @@ def test_any_line_of_unswap_may_fail(device: torch.device, packed: bool) -> None
         owner = optimizer._base if optimizer._unswapped else optimizer
         step(parameters, owner, 1)
         assert images(parameters, owner) == expected, place
-        at += 1 if os.environ.get("SWAPOPT_HYPOTHESIS") == "deep" else 5
+        at += 1 if DEEP else 5
 
 
 def test_any_line_of_wrapping_may_fail(device: torch.device, packed: bool) -> None:
@@ -271,4 +284,4 @@ def test_any_line_of_wrapping_may_fail(device: torch.device, packed: bool) -> No
             step(parameters, wrapped, 1)
         step(parameters, wrapped, 2)
         assert images(parameters, wrapped) == expected, place
-        at += 1 if os.environ.get("SWAPOPT_HYPOTHESIS") == "deep" else 11
+        at += 1 if DEEP else 7
