@@ -42,7 +42,7 @@ class RankFailure(AssertionError):
     """A case failed on some ranks; the message has what each of them said."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Rank:
     """What a case knows of its process.
 
@@ -67,12 +67,37 @@ class Rank:
         return self._meshes[key]
 
 
+Join = Callable[[int, int, str, str], Rank]
+
+
+def join(index: int, size: int, device_type: str, store: str) -> Rank:
+    """Be a rank with a device, that of its number, and a process group for tensors on it."""
+    # The first optimizer of a process would import it, and it is the largest module of all. Cases
+    # are timed, so what many of them import is imported now.
+    importlib.import_module("torch._dynamo")
+    importlib.import_module("torch.distributed.fsdp")
+    if device_type == "virtual":
+        from swapopt_torch import virtual
+
+        virtual.enable("h200", device_count=size, races="collect", late_copies=True)
+    torch.get_device_module(device_type).set_device(index)
+    dist.init_process_group(
+        PROCESS_GROUPS[device_type],
+        store=dist.FileStore(store, size),
+        rank=index,
+        world_size=size,
+    )
+    return Rank(index, size, torch.device(device_type, index))
+
+
 class RankPool:
     """So many processes with one process group between them."""
 
-    def __init__(self, size: int, device_type: str) -> None:
+    def __init__(self, size: int, device_type: str, join: Join = join) -> None:
+        """Start nothing yet; ``join`` makes a process one of the ranks."""
         self.size = size
         self._device_type = device_type
+        self._join = join
         self._ranks: list[tuple[SpawnProcess, Connection]] = []
 
     def run(
@@ -107,7 +132,7 @@ class RankPool:
         store = Path(tempfile.mkdtemp()) / "store"
         for index in range(self.size):
             ours, theirs = context.Pipe()
-            arguments = (index, self.size, self._device_type, str(store), theirs)
+            arguments = (self._join, index, self.size, self._device_type, str(store), theirs)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -160,16 +185,14 @@ def _report(failures: dict[int, str], silent: list[int], seconds: float) -> str:
     return "\n".join(["a case failed", *parts])
 
 
-def _serve(index: int, size: int, device_type: str, store: str, connection: Connection) -> None:
+def _serve(
+    join: Join, index: int, size: int, device_type: str, store: str, connection: Connection
+) -> None:
     """Be one rank: take cases until the pool hangs up."""
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
-    # The first optimizer of a process would import it, and it is the largest module of all. Cases
-    # are timed, so what many of them import is imported now.
-    importlib.import_module("torch._dynamo")
-    importlib.import_module("torch.distributed.fsdp")
     try:
-        rank = _join(index, size, device_type, store)
+        rank = join(index, size, device_type, store)
         connection.send((True, None))
         while True:
             case, arguments, options = connection.recv()
@@ -179,21 +202,6 @@ def _serve(index: int, size: int, device_type: str, store: str, connection: Conn
     except BaseException:
         connection.send((False, traceback.format_exc()))
         raise
-
-
-def _join(index: int, size: int, device_type: str, store: str) -> Rank:
-    if device_type == "virtual":
-        from swapopt_torch import virtual
-
-        virtual.enable("h200", device_count=size, races="collect", late_copies=True)
-    torch.get_device_module(device_type).set_device(index)
-    dist.init_process_group(
-        PROCESS_GROUPS[device_type],
-        store=dist.FileStore(store, size),
-        rank=index,
-        world_size=size,
-    )
-    return Rank(index, size, torch.device(device_type, index))
 
 
 def _attempt(

@@ -47,8 +47,11 @@ def _train_on_the_cpu(rank: Rank, optimizer: str, packed: bool | None) -> list[s
     return [text for each in caught if "swapopt" in (text := str(each.message))]
 
 
-@pytest.mark.parametrize(("optimizer", "packed"), [("Adam", None), ("AdamW fused", True)])
-@pytest.mark.parametrize("ranks", [2, 4], indirect=True)
+@pytest.mark.parametrize(
+    ("ranks", "optimizer", "packed"),
+    [(2, "Adam", None), (4, "AdamW fused", True)],
+    indirect=["ranks"],
+)
 def test_one_warning_and_training_goes_on(
     ranks: RankPool, optimizer: str, packed: bool | None
 ) -> None:

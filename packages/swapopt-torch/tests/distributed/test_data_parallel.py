@@ -88,7 +88,7 @@ def _reduced(outcome: Outcome) -> tuple[int, int]:
 
 
 def _train(rank: Rank, as_view: bool) -> None:
-    outcome = compare(rank, partial(_build, as_view=as_view, passes=1))["native"]
+    outcome = train(rank, partial(_build, as_view=as_view, passes=1), None)
     accumulated = compare(rank, partial(_build, as_view=as_view, passes=2))["native"]
     count, nbytes = _reduced(outcome)
     assert count > 2 * (STEPS - 1), "there are several buckets"

@@ -236,8 +236,10 @@ def _save_per_rank(rank: Rank, optimizer: str, folder: Path) -> None:
     native.train(range(STEPS))
     jobs = {variant: make_heir(native, optimizer, variant) for variant in ORIGINS}
     for variant in ("native", *SWAPPED):
-        job = make_job(where, optimizer, variant)
-        job.train(range(STEPS))
+        job = native
+        if variant != "native":
+            job = make_job(where, optimizer, variant)
+            job.train(range(STEPS))
         torch.save(job.optimizer.state_dict(), folder / f"{variant} {rank.index}.pt")
     for variant, job in jobs.items():
         file = folder / f"{ORIGINS[variant]} {rank.index}.pt"

@@ -169,9 +169,7 @@ def _train_sharded_experts(rank: Rank) -> None:
     assert outcomes["native"].parameters[name].shape == (45, WIDTH)
 
 
-@pytest.mark.parametrize(
-    ("rest", "skip_idle"), [("replicated", True), ("replicated", False), ("sharded", True)]
-)
+@pytest.mark.parametrize(("rest", "skip_idle"), [("replicated", False), ("sharded", True)])
 @pytest.mark.parametrize("ranks", [2, 4], indirect=True)
 def test_experts_without_tokens(ranks: RankPool, rest: Rest, skip_idle: bool) -> None:
     ranks.run(_train_experts, rest, skip_idle)

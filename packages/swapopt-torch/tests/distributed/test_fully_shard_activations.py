@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
 from models import OPTIMIZERS, Block, Transformer, loss_of, tokens
-from parallel import Training, compare, train
+from parallel import Outcome, Training, compare, train
 from pool import Rank, RankPool
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -34,8 +34,14 @@ def _build(rank: Rank, name: str | None) -> Training:
     return Training(model, [OPTIMIZERS["AdamW fused"](model.parameters())], give_gradients)
 
 
+@cache
+def _train_with_all_activations(rank: Rank) -> Outcome:
+    """Train natively, once for all techniques."""
+    return train(rank, partial(_build, name=None), None)
+
+
 def _train_sharded(rank: Rank, name: str) -> None:
-    plain = train(rank, partial(_build, name=None), None)
+    plain = _train_with_all_activations(rank)
     native = compare(rank, partial(_build, name=name))["native"]
     assert native.peak_nbytes < plain.peak_nbytes
     for found, expected in zip(native.losses, plain.losses, strict=True):

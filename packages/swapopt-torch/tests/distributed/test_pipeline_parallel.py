@@ -112,8 +112,11 @@ def _train_in_a_sharded_pipeline(rank: Rank) -> Counter[str]:
     return _messages(compare(rank, _build_sharded)["native"])
 
 
-@pytest.mark.parametrize("name", ["1F1B", "GPipe", "interleaved"])
-@pytest.mark.parametrize("ranks", [2, 4], indirect=True)
+@pytest.mark.parametrize(
+    ("ranks", "name"),
+    [(2, "1F1B"), (2, "GPipe"), (2, "interleaved"), (4, "1F1B"), (4, "interleaved")],
+    indirect=["ranks"],
+)
 def test_stages_with_their_own_optimizers(ranks: RankPool, name: ScheduleName) -> None:
     found = ranks.run(_train_in_a_pipeline, name)
     per_rank = 2 if name == "interleaved" else 1
