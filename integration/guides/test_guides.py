@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import re
 from pathlib import Path
 
@@ -42,6 +43,22 @@ def test_a_block_says_what_becomes_of_it(block: Block) -> None:
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     else:
         assert block.kind == "fragment", "say above the block what becomes of it, see blocks.py"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_name_what_exists(page: str) -> None:
+    """Environments of tox, our packages and their extras, and files that Python is to run."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    settings = configparser.ConfigParser(interpolation=None)
+    settings.read(ROOT / "tox.ini", encoding="utf-8")
+    for names in re.findall(r"tox run -e ([a-z,-]+)", text):
+        assert all(f"testenv:{name}" in settings for name in names.split(",")), names
+    for package, extras in re.findall(r"\./packages/([\w-]+)(?:\[([\w,]+)\])?", text):
+        declared = (ROOT / "packages" / package / "pyproject.toml").read_text(encoding="utf-8")
+        for extra in filter(None, extras.split(",")):
+            assert re.search(rf"^{extra} = \[", declared, re.M), f"{package}[{extra}]"
+    for script in re.findall(r"python ((?:packages|tools)/[\w/.-]+\.py)", text):
+        assert (ROOT / script).is_file(), script
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
