@@ -2,10 +2,11 @@
 
 ``enable()`` gives this process the device type ``virtual`` and the module ``torch.virtual``. It
 computes what the CPU computes; its memory is accounted, its time simulated, its streams watched
-for races. Importing this package does nothing.
+for races. Enabled dry, it takes no memory and computes nothing, and the accounts and the time stay
+the same. Importing this package does nothing.
 """
 
-from ._enable import enable, is_enabled, profile, set_profile
+from ._enable import enable, is_dry, is_enabled, profile, set_profile
 from .build import VirtualUnavailableError
 from .memory import HostMemory, host_memory, set_capacity, set_pinned_limit
 from .profiles import PROFILES, Profile
@@ -36,6 +37,7 @@ __all__ = [
     "enable",
     "host_access",
     "host_memory",
+    "is_dry",
     "is_enabled",
     "now_ns",
     "operator_counts",

@@ -31,6 +31,7 @@ def enable(
     races: RaceMode = "raise",
     late_copies: bool = False,
     timeline: bool = True,
+    dry: bool = False,
 ) -> None:
     """Give this process the device type ``virtual``; a later call only changes the settings.
 
@@ -43,6 +44,8 @@ def enable(
         races: what happens when two accesses race, see `set_race_mode`.
         late_copies: see `set_late_copies`.
         timeline: whether to keep the rows of `timeline()`.
+        dry: memory is address space only and operators compute nothing, yet cost what they cost:
+            sizes and times of a program of any size, and no values; fixed by the first call.
 
     Raises:
         VirtualUnavailableError: no compiler, no ninja, no folder to build into, or a torch it is
@@ -52,13 +55,14 @@ def enable(
     """
     chosen = resolve_profile(profile)
     checked_limit(capacity_bytes, "capacity_bytes")  # before a build that may take minutes
+    if late_copies and dry:
+        raise ValueError("late_copies need values to spoil, and a dry device has none: choose one")
     if not is_loaded():
-        _start(device_count)
+        _start(device_count, dry=dry)
     elif device_count != native().device_count():
-        raise ValueError(
-            f"device_count is fixed by the first enable(): it is {native().device_count()}, "
-            f"found {device_count}"
-        )
+        raise _fixed("device_count", native().device_count(), device_count)
+    elif dry != native().is_dry():
+        raise _fixed("dry", native().is_dry(), dry)
     set_profile(chosen)
     set_race_mode(races)
     set_late_copies(late_copies)
@@ -67,9 +71,18 @@ def enable(
         set_capacity(capacity_bytes, index)
 
 
+def _fixed(name: str, first: object, found: object) -> ValueError:
+    return ValueError(f"{name} is fixed by the first enable(): it is {first}, found {found}")
+
+
 def is_enabled() -> bool:
     """Whether `enable` succeeded in this process."""
     return is_loaded()
+
+
+def is_dry() -> bool:
+    """Whether `enable` was called with ``dry=True`` in this process."""
+    return is_loaded() and native().is_dry()
 
 
 def profile() -> Profile:
@@ -88,12 +101,12 @@ def set_profile(profile: str | Profile) -> None:
     _Settings.profile = chosen
 
 
-def _start(device_count: int) -> None:
+def _start(device_count: int, *, dry: bool) -> None:
     if not 1 <= device_count <= _MAX_DEVICES:
         raise ValueError(f"device_count must be from 1 to {_MAX_DEVICES}, found {device_count}")
     _check_door_is_free()
     extension = set_native(load_extension())
-    extension.start(device_count, RaceError)
+    extension.start(device_count, dry, RaceError)
     backend_registration.rename_privateuse1_backend("virtual")
     device_module.install()
     collectives.register()

@@ -25,6 +25,11 @@ def register() -> None:
 
 
 def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Backend:
+    if native().is_dry():
+        raise RuntimeError(
+            "a dry virtual device has no values to send, and no process groups: build what one "
+            "rank holds (its shards) without torch.distributed, or enable(dry=False)"
+        )
     return native().Group(_make_transport(store, rank, size, timeout), _make_transport)
 
 

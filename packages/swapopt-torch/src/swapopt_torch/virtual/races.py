@@ -73,7 +73,12 @@ def set_late_copies(on: bool) -> None:
 
     Its destination holds NaN until then, so that reading it too early gives wrong numbers.
     Switching the mode first completes the copies that are pending.
+
+    Raises:
+        ValueError: the device is dry.
     """
+    if on and native().is_dry():
+        raise ValueError("late copies need values to spoil, and this device is dry: leave them off")
     native().set_late_copies(on)
 
 

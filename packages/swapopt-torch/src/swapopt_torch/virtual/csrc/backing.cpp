@@ -59,7 +59,9 @@ Quarantine& quarantine() {
 
 }  // namespace
 
-std::shared_ptr<Backing> Backing::allocate(size_t nbytes) {
+std::shared_ptr<Backing> Backing::allocate(size_t nbytes, Use use) {
+  if (world().dry)
+    return std::make_shared<Backing>(std::make_unique<AddressSpace>(nbytes, use), nbytes);
   void* data = c10::alloc_cpu(nbytes);
   std::memset(data, kPoison, nbytes);
   return std::make_shared<Backing>(data, nbytes, c10::Storage());
@@ -72,7 +74,11 @@ std::shared_ptr<Backing> Backing::adopt(const c10::Storage& storage) {
 Backing::Backing(void* data, size_t nbytes, c10::Storage adopted)
     : data_(data), nbytes_(nbytes), adopted_(std::move(adopted)) {}
 
+Backing::Backing(std::unique_ptr<AddressSpace> addresses, size_t nbytes)
+    : data_(addresses->data()), nbytes_(nbytes), addresses_(std::move(addresses)) {}
+
 Backing::~Backing() {
+  if (addresses_) return;
   Locked locked;
   const bool shared_with_a_kernel = adopted_ && adopted_.use_count() > 1;
   if (shared_with_a_kernel) return;

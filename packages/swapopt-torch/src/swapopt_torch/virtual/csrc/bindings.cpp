@@ -48,10 +48,11 @@ size_t limit_of(std::optional<int64_t> nbytes) {
 }
 
 void bind_configuration(py::module_& m) {
-  m.def("start", [](int device_count, py::object race_error) {
+  m.def("start", [](int device_count, bool dry, py::object race_error) {
     g_race_error = race_error.release().ptr();
     world().pools.resize(static_cast<size_t>(device_count));
     world().scheduler.set_device_count(device_count);
+    world().dry = dry;
     c10::SetAllocator(kVirtual, &device_allocator());
     install_hooks();
     at::setHostAllocator(kVirtual, &pinned_allocator());
@@ -65,6 +66,7 @@ void bind_configuration(py::module_& m) {
     machine->race_mode = static_cast<RaceMode>(mode);
     machine->memory.detect = machine->race_mode != RaceMode::kOff;
   });
+  m.def("is_dry", [] { return world().dry; });
   m.def("set_late_copies", [](bool on) {
     Locked machine;
     late_copies().run_all();

@@ -1,8 +1,10 @@
 // Copies between host and device and between devices.
 #include "copy.h"
+#include <ATen/ExpandUtils.h>
 #include <utility>
 #include "cpu_alias.h"
 #include "device_hooks.h"
+#include "dry.h"
 #include "late.h"
 #include "operator_info.h"
 #include "pinned_memory.h"
@@ -123,7 +125,20 @@ class CopyCall {
 
   void move_bytes() const {
     const CpuKernelScope scope;
+    if (world().dry) return read_zeros();
     cpu_alias(destination_).copy_(cpu_alias(source_));
+  }
+
+  // A dry device holds nothing: what is read from it are zeros. Pinned memory stays as it is, so
+  // that host memory which is zeros since it was mapped takes no pages.
+  void read_zeros() const {
+    TORCH_CHECK(at::is_expandable_to(source_.sizes(), destination_.sizes()), name(), ": a tensor ",
+                "of shape ", source_.sizes(), " does not fit into one of shape ",
+                destination_.sizes(), ".");
+    if (direction_ != Direction::kD2H) return;
+    const ByteRange range = byte_range(destination_);
+    if (range.nbytes > 0 && !is_pinned(reinterpret_cast<const void*>(range.begin), range.nbytes))
+      at::Tensor(destination_).zero_();
   }
 
   const at::Tensor& source_;
@@ -162,6 +177,7 @@ at::Scalar read_scalar(const at::Tensor& tensor) {
   }
   wait_on_host_for(current_stream(device));
   const CpuKernelScope scope;
+  if (world().dry) return zeros_on_cpu(tensor).item();
   return cpu_alias(tensor).item();
 }
 

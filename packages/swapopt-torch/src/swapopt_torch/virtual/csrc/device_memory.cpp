@@ -99,7 +99,7 @@ class VirtualAllocator final : public c10::DeviceAllocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, size_t nbytes) const override {
-    std::memcpy(to, from, nbytes);
+    if (!world().dry) std::memcpy(to, from, nbytes);
   }
   bool initialized() override { return true; }
 
@@ -171,7 +171,8 @@ VirtualAllocator g_allocator;
 c10::DeviceAllocator& device_allocator() { return g_allocator; }
 
 c10::DataPtr allocate_device(size_t nbytes, int device) {
-  return allocate_with(nbytes, device, [nbytes] { return Backing::allocate(nbytes); });
+  return allocate_with(nbytes, device,
+                       [nbytes] { return Backing::allocate(nbytes, Use::kDevice); });
 }
 
 c10::DataPtr adopt_on_device(const c10::Storage& cpu_storage, int device) {
@@ -194,7 +195,7 @@ void resize_device_storage(c10::StorageImpl* storage, size_t nbytes) {
     late_copies().run_before({stream, {{from, kept}, {to, kept}}});
     machine->memory.access(stream, from, kept, false, "resize_");
     machine->memory.access(stream, to, kept, true, "resize_");
-    std::memcpy(fresh.get(), storage->data(), kept);
+    if (!machine->dry) std::memcpy(fresh.get(), storage->data(), kept);
   }
   storage->set_data_ptr_noswap(std::move(fresh));
   storage->set_nbytes(nbytes);

@@ -6,6 +6,7 @@
 #include <vector>
 #include "cpu_alias.h"
 #include "device_memory.h"
+#include "dry.h"
 #include "generator.h"
 #include "late.h"
 #include "operator_info.h"
@@ -35,7 +36,7 @@ class FallbackCall {
 
  private:
   struct Argument {
-    at::Tensor device, cpu;
+    at::Tensor device, alias;
     bool writes, only_a_view;
   };
 
@@ -48,7 +49,7 @@ class FallbackCall {
 
   void replace_argument(c10::IValue& value, const ArgumentInfo& argument) {
     if (value.isTensor()) {
-      value = to_cpu(value.toTensor(), argument);
+      value = alias_of(value.toTensor(), argument);
     } else if (value.isTensorList()) {
       replace_list(value, argument);
     } else if (value.isOptionalTensorList()) {
@@ -57,7 +58,7 @@ class FallbackCall {
       replace_device(value);
     } else if (value.isGenerator()) {
       has_generator_ = true;
-      value = cpu_generator_inside(value.toGenerator());
+      value = dry_ ? c10::IValue() : c10::IValue(cpu_generator_inside(value.toGenerator()));
     } else if (argument.is_pin_memory && value.isBool()) {
       value = c10::IValue();
     }
@@ -66,14 +67,14 @@ class FallbackCall {
   void replace_list(c10::IValue& value, const ArgumentInfo& argument) {
     std::vector<at::Tensor> tensors = value.toTensorVector();
     if (launches_ == 0 && info_.is_list_operator) launches_ = static_cast<int64_t>(tensors.size());
-    for (at::Tensor& tensor : tensors) tensor = to_cpu(tensor, argument);
+    for (at::Tensor& tensor : tensors) tensor = alias_of(tensor, argument);
     value = c10::IValue(std::move(tensors));
   }
 
   void replace_optional_list(c10::IValue& value, const ArgumentInfo& argument) {
     c10::List<std::optional<at::Tensor>> tensors;
     for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) {
-      tensors.push_back(tensor ? std::make_optional(to_cpu(*tensor, argument)) : std::nullopt);
+      tensors.push_back(tensor ? std::make_optional(alias_of(*tensor, argument)) : std::nullopt);
     }
     value = c10::IValue(std::move(tensors));
   }
@@ -81,18 +82,20 @@ class FallbackCall {
   void replace_device(c10::IValue& value) {
     const c10::Device device = value.toDevice();
     if (device.type() != kVirtual) {
-      result_stays_on_cpu_ = true;
+      result_leaves_ = true;
+      reads_zeros_ = dry_ && device.is_cpu();
+      if (reads_zeros_) value = c10::Device(c10::kMeta);
       return;
     }
     if (device_ < 0) device_ = device_or_current(device);
-    value = c10::Device(c10::kCPU);
+    value = c10::Device(dry_ ? c10::kMeta : c10::kCPU);
   }
 
-  at::Tensor to_cpu(const at::Tensor& tensor, const ArgumentInfo& argument) {
+  at::Tensor alias_of(const at::Tensor& tensor, const ArgumentInfo& argument) {
     if (!tensor.defined()) return tensor;
     if (tensor.device().type() != kVirtual) {
       has_cpu_tensor_ = has_cpu_tensor_ || (tensor.is_cpu() && tensor.dim() > 0);
-      return tensor;
+      return dry_ && tensor.is_cpu() && tensor.dim() > 0 ? meta_alias(tensor) : tensor;
     }
     const int device = tensor.device().index();
     TORCH_CHECK(device_ < 0 || device_ == device || tensor.dim() == 0, info_.name,
@@ -105,8 +108,8 @@ class FallbackCall {
       traffic_bytes_ += tensor.nbytes() * (argument.writes ? 2 : 1);
     }
     arguments_.push_back({tensor, aliases_.alias(tensor), argument.writes, argument.only_a_view});
-    by_cpu_.add(arguments_.back().cpu.unsafeGetTensorImpl());
-    return arguments_.back().cpu;
+    by_alias_.add(arguments_.back().alias.unsafeGetTensorImpl());
+    return arguments_.back().alias;
   }
 
   void check_devices() const {
@@ -157,7 +160,7 @@ class FallbackCall {
   }
 
   size_t bytes_if_new(const at::Tensor& result) const {
-    const bool known = !result.defined() || by_cpu_.find(result.unsafeGetTensorImpl());
+    const bool known = !result.defined() || by_alias_.find(result.unsafeGetTensorImpl());
     return known || result.layout() != c10::kStrided ? 0 : result.nbytes();
   }
 
@@ -172,6 +175,7 @@ class FallbackCall {
 
   void compute() {
     const CpuKernelScope scope;
+    if (dry_) return compute_shapes(op_, info_, stack_);
     std::optional<DeviceRandomScope> random;
     if (info_.draws_random_numbers && !has_generator_) random.emplace(device_);
     op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
@@ -181,24 +185,25 @@ class FallbackCall {
   void follow_resized_outputs() {
     for (const Argument& argument : arguments_) {
       if (!argument.writes) continue;
-      auto* cpu = argument.cpu.unsafeGetTensorImpl();
+      auto* alias = argument.alias.unsafeGetTensorImpl();
       auto* device = argument.device.unsafeGetTensorImpl();
       auto* storage = device->unsafe_storage().unsafeGetStorageImpl();
-      if (cpu->unsafe_storage().data() != storage->data()) {
-        storage->set_data_ptr_noswap(adopt_on_device(cpu->unsafe_storage(), device_));
-        storage->set_nbytes(cpu->unsafe_storage().nbytes());
+      const c10::Storage& grown = alias->unsafe_storage();
+      if (dry_ ? grown.nbytes() != storage->nbytes() : grown.data() != storage->data()) {
+        storage->set_data_ptr_noswap(memory_of(grown));
+        storage->set_nbytes(grown.nbytes());
         note_write(argument.device);
       }
-      const bool reshaped = cpu->sizes() != device->sizes() ||
-                            cpu->strides() != device->strides() ||
-                            cpu->storage_offset() != device->storage_offset();
+      const bool reshaped = alias->sizes() != device->sizes() ||
+                            alias->strides() != device->strides() ||
+                            alias->storage_offset() != device->storage_offset();
       if (reshaped)
-        device->set_sizes_and_strides(cpu->sizes(), cpu->strides(), cpu->storage_offset());
+        device->set_sizes_and_strides(alias->sizes(), alias->strides(), alias->storage_offset());
     }
   }
 
   void replace_results() {
-    if (result_stays_on_cpu_) return;
+    if (result_leaves_ && !reads_zeros_) return;
     const size_t first = stack_.size() - op_.schema().returns().size();
     for (size_t i = first; i < stack_.size(); ++i) {
       c10::IValue& value = stack_[i];
@@ -213,8 +218,9 @@ class FallbackCall {
   }
 
   at::Tensor to_device(const at::Tensor& result) {
-    if (!result.defined() || !result.is_cpu()) return result;
-    if (const auto argument = by_cpu_.find(result.unsafeGetTensorImpl()))
+    if (!result.defined() || !(dry_ ? result.is_meta() : result.is_cpu())) return result;
+    if (reads_zeros_) return zeros_on_cpu(result);
+    if (const auto argument = by_alias_.find(result.unsafeGetTensorImpl()))
       return arguments_[*argument].device;
     TORCH_CHECK(result.layout() == c10::kStrided && !result.is_quantized(), info_.name,
                 ": the virtual device has strided tensors only, and this operator returned layout ",
@@ -226,15 +232,20 @@ class FallbackCall {
     return device_tensor_like(adopted(storage), result);
   }
 
-  // Fresh memory from the CPU kernel, once per storage: results may share it.
+  // What the CPU kernel allocated; a dry one allocated nothing.
+  c10::DataPtr memory_of(const c10::Storage& result) const {
+    return dry_ ? allocate_device(result.nbytes(), device_) : adopt_on_device(result, device_);
+  }
+
+  // Fresh memory, once per storage: results may share it.
   const c10::Storage& adopted(const c10::Storage& storage) {
     auto [entry, is_new] = adopted_.try_emplace(storage.unsafeGetStorageImpl());
     if (is_new) {
       entry->second = c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(),
-                                   adopt_on_device(storage, device_), &device_allocator(), true);
+                                   memory_of(storage), &device_allocator(), true);
       Locked machine;
-      machine->memory.access(actor_, reinterpret_cast<uintptr_t>(storage.data()), storage.nbytes(),
-                             true, name());
+      machine->memory.access(actor_, reinterpret_cast<uintptr_t>(entry->second.data()),
+                             storage.nbytes(), true, name());
     }
     return entry->second;
   }
@@ -253,11 +264,13 @@ class FallbackCall {
   int64_t launches_ = 0;
   size_t traffic_bytes_ = 0;
   bool does_work_ = false;
-  bool has_generator_ = false, has_cpu_tensor_ = false, result_stays_on_cpu_ = false;
-  AliasMap aliases_;
+  bool has_generator_ = false, has_cpu_tensor_ = false, result_leaves_ = false,
+       reads_zeros_ = false;
+  const bool dry_ = world().dry;
+  AliasMap aliases_{dry_ ? c10::DispatchKey::Meta : c10::DispatchKey::CPU};
   std::vector<Argument> arguments_;
-  SmallIndex<c10::TensorImpl> by_cpu_;  // same positions as arguments_
-  std::vector<ByteRange> touched_;      // what is read or written, beside pure views
+  SmallIndex<c10::TensorImpl> by_alias_;  // same positions as arguments_
+  std::vector<ByteRange> touched_;        // what is read or written, beside pure views
   std::unordered_map<const c10::StorageImpl*, c10::Storage> adopted_;
 };
 

@@ -30,6 +30,7 @@ c10::Device device_for(std::optional<at::Device> device, std::optional<bool> pin
 
 // torch.use_deterministic_algorithms() promises the same uninitialised memory everywhere.
 at::Tensor filled_if_deterministic(at::Tensor tensor) {
+  if (world().dry) return tensor;
   const auto& settings = at::globalContext();
   if (settings.deterministicAlgorithms() && settings.deterministicFillUninitializedMemory()) {
     const CpuKernelScope scope;

@@ -40,7 +40,7 @@ class PinnedAllocator final : public at::HostAllocator {
     watch_host_operators();
     Locked machine;
     check_limit(HostLedger::rounded(nbytes));
-    auto pinned = std::make_unique<PinnedBlock>(PinnedBlock{Backing::allocate(nbytes)});
+    auto pinned = std::make_unique<PinnedBlock>(PinnedBlock{Backing::allocate(nbytes, Use::kHost)});
     void* data = pinned->backing->data();
     machine->memory.add(reinterpret_cast<uintptr_t>(data), nbytes, Place::kPinned, -1, kHost);
     machine->host.add_pinned(nbytes);

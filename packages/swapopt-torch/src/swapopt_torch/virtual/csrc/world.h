@@ -22,6 +22,7 @@ struct World {
   std::vector<CachingPool> pools;
   HostLedger host;
   RaceMode race_mode = RaceMode::kRaise;
+  bool dry = false;  // addresses and time, but no bytes and no values; fixed at the start
 
   CachingPool& pool(int device) { return pools.at(static_cast<size_t>(device)); }
 
