@@ -53,7 +53,7 @@ MINDSPORE_FLOORS = [
     {""},
 ]
 # What users of the command line need, and nobody else.
-EXTRAS = {"virtual", "emulated", "cli", "command_line", "bench", "demo", "__main__"}
+EXTRAS = {"virtual", "emulated", "cli", "command_line", "bench", "demo", "plan", "__main__"}
 
 
 class Training(NamedTuple):

@@ -109,7 +109,9 @@ HOST_CALLS: Final = frozenset(
     }
 )
 # What is no part of training: it may call of torch what it likes.
-EXTRAS: Final = ("bench", "demo", "cli.py", "__main__.py")
+EXTRAS: Final = ("bench", "demo", "cli.py", "command_line.py", "__main__.py")
+# What no NPU ever runs.
+VIRTUAL_ONLY: Final = ("virtual", "plan")
 # What torch.optim.AdamW(fused=True) and ours call, and with what.
 FUSED_KERNEL: Final = "_fused_adamw_"
 FUSED_ARGUMENTS: Final = (
@@ -127,13 +129,13 @@ class Shown(NamedTuple):
 
 
 class OurSources:
-    """What swapopt-torch asks, read from its sources; the virtual accelerator is no part of it."""
+    """What swapopt-torch asks, read from its sources; what no NPU runs is left out."""
 
     def __init__(self, root: Path) -> None:
         texts = {
             str(path.relative_to(root)): path.read_text(encoding="utf-8")
             for path in sorted(root.rglob("*.py"))
-            if path.relative_to(root).parts[0] != "virtual"
+            if path.relative_to(root).parts[0] not in VIRTUAL_ONLY
         }
         results = frozenset(RESULT_NAMES)
         self.uses = [u for file, text in texts.items() for u in find_uses(text, file, results)]

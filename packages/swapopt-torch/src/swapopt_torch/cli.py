@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from swapopt_torch import __version__
 from swapopt_torch.bench import command as bench_command
 from swapopt_torch.demo import command as demo_command
+from swapopt_torch.plan import command as plan_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,4 +36,5 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     demo_command.add_parser(commands)
     bench_command.add_parser(commands)
+    plan_command.add_parser(commands)
     return parser
