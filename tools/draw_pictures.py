@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/how-it-works.md from runs on the virtual accelerator.
+"""Draw the pictures of two guides, how-it-works.md and planning.md, on the virtual accelerator.
 
 `tox run -e pictures` does it, after a change that the pictures show. The runs are small and on
 virtual time, so the same sources draw the same pictures on every machine. The losses of both
@@ -8,6 +8,10 @@ backends are drawn by `tox run -e integration -- integration/alignment --plot do
 from __future__ import annotations
 
 import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -25,12 +29,23 @@ SETTINGS = DemoSettings(steps=6, device="virtual", profile="h200", swap_times=16
 SIZE = ModelSize(layers=4, width=640, heads=8, context=64, batch=12)
 
 
+PLAN = "--params 70e9 --shards 64 --ranks-per-host 8 --profile ascend-910b"
+
+
 def run_all(accelerator: Accelerator) -> list[ResultRow]:
     """Train natively, per tensor and packed; return what was seen."""
     corpus = read_corpus()
     return compare(
         [train(kind, SETTINGS, SIZE, accelerator, corpus, lambda loss: None) for kind in RunKind]
     )
+
+
+def draw_plan(path: Path) -> None:
+    """Draw what the guide's own command draws; a dry device needs a process of its own."""
+    command = [sys.executable, "-m", "swapopt_torch", "plan", *PLAN.split()]
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([*command, "--output", folder], check=True, stdout=subprocess.DEVNULL)
+        shutil.copy(Path(folder) / "trade.png", path)
 
 
 def main() -> None:
@@ -44,7 +59,8 @@ def main() -> None:
     rows = run_all(accelerator)
     figures.draw_memory(folder / "memory.png", rows, accelerator)
     figures.draw_timeline(folder / "step.png", rows, accelerator)
-    for name in ("memory.png", "step.png"):
+    draw_plan(folder / "plan.png")
+    for name in ("memory.png", "step.png", "plan.png"):
         print(f"{folder / name}: {(folder / name).stat().st_size:,} bytes")
 
 

@@ -53,8 +53,9 @@ def _draw_memory(axes: Axes, plan: Plan) -> None:
     axes.plot(counts, peaks, color=_color(plan), marker="o", markersize=4)
     axes.annotate(
         f"between steps: {gib(chosen.device_idle_bytes)}",
-        (0.012, idle[0] / 2),
-        xycoords=("axes fraction", "data"),
+        (counts[0], idle[0] / 2),
+        xytext=(6, 0),
+        textcoords="offset points",
         fontsize=8.5,
         color=MUTED,
     )
@@ -73,7 +74,8 @@ def _draw_time(axes: Axes, plan: Plan) -> None:
     times = [found.step_ns / 1e6 for found in plan.trade.swapped.values()]
     axes.plot(counts, times, color=_color(plan), marker="o", markersize=4)
     _line(axes, native.step_ns / 1e6, f"native: {ms(native.step_ns)}", MUTED)
-    _line(axes, plan.link_ns / 1e6, f"the link alone: {ms(plan.link_ns)}", _LIMIT_COLOR)
+    link = f"the link alone: {ms(plan.link_ns)}"
+    _line(axes, plan.link_ns / 1e6, link, _LIMIT_COLOR, below=True)
     _name_chosen(axes, plan, chosen.step_ns / 1e6, ms(chosen.step_ns))
     axes.set_ylim(0, max(times) * 1.2)
     axes.set(title="Time of the optimizer step", ylabel="ms")
@@ -83,15 +85,16 @@ def _color(plan: Plan) -> str:
     return RUN_COLORS[RunKind.PACKED if plan.case.packed else RunKind.PER_TENSOR]
 
 
-def _line(axes: Axes, height: float, text: str, color: str) -> None:
+def _line(axes: Axes, height: float, text: str, color: str, *, below: bool = False) -> None:
     axes.axhline(height, color=color, linewidth=0.9, linestyle=(0, (4, 3)))
     axes.annotate(
         text,
         (0.995, height),
         xycoords=("axes fraction", "data"),
-        xytext=(0, 3),
+        xytext=(0, -4 if below else 3),
         textcoords="offset points",
         ha="right",
+        va="top" if below else "bottom",
         fontsize=8.5,
         color=color,
     )
