@@ -10,27 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from rehearsals import CASES, SWAP_TIMES
 
 Figures = list[list[dict[str, Any]]]
 
 
+def figures_of(script: str, *arguments: str) -> Figures:
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / script), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: Figures = json.loads(done.stdout)
+    return found
+
+
 @pytest.fixture(scope="module")
 def planned_and_run() -> tuple[Figures, Figures]:
-    def figures(mode: str) -> Figures:
-        done = subprocess.run(
-            [sys.executable, str(Path(__file__).parent / "rehearsals.py"), mode],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        found: Figures = json.loads(done.stdout)
-        return found
-
-    return figures("dry"), figures("wet")
+    return figures_of("rehearsals.py", "dry"), figures_of("rehearsals.py", "wet")
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: str(CASES[number]))
@@ -55,3 +54,9 @@ def test_memory_is_parameters_gradients_and_states(
         assert rehearsal["device_idle_bytes"] == 2 * blocks_bytes + steps_bytes
         assert rehearsal["copied_bytes"] == 2 * 4 * sum(map(math.prod, sizes))
         assert rehearsal["host_bytes"] >= rehearsal["copied_bytes"]
+
+
+def test_a_shard_is_what_fsdp_makes_of_the_model() -> None:
+    ((planned, sharded),) = figures_of("sharded.py")
+    assert planned == sharded
+    assert planned["copied_bytes"] > 0

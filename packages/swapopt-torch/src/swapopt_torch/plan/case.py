@@ -83,9 +83,16 @@ class Host:
     def limit(self, profile: Profile) -> Profile:
         """Return the profile with a link that is no faster than the rank's share."""
         share = self.share_bytes_per_second(profile)
+        rates = {
+            "h2d_bytes_per_second": min(share, profile.h2d_bytes_per_second),
+            "d2h_bytes_per_second": min(share, profile.d2h_bytes_per_second),
+        }
+        why = f"one of {self.ranks} shares of the host's {self.bytes_per_second / 1e9:,.0f} GB/s"
+        limited = {name: why for name, rate in rates.items() if rate == share}
         return replace(
             profile,
             name=f"{profile.name}, {self.ranks} ranks per host",
-            h2d_bytes_per_second=min(share, profile.h2d_bytes_per_second),
-            d2h_bytes_per_second=min(share, profile.d2h_bytes_per_second),
+            h2d_bytes_per_second=rates["h2d_bytes_per_second"],
+            d2h_bytes_per_second=rates["d2h_bytes_per_second"],
+            sources={**profile.sources, **limited},
         )

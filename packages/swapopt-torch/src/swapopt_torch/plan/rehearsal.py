@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -48,14 +49,34 @@ class Rehearsal:
         return self.device_peak_bytes - self.device_idle_bytes
 
 
-def rehearse(case: Case, swap_times: int | None) -> Rehearsal:
+MakeParameters = Callable[[Case], list[torch.nn.Parameter]]
+
+
+def plain_parameters(case: Case) -> list[torch.nn.Parameter]:
+    """Return the rank's parameters, each a tensor of what it holds."""
+    return [
+        torch.nn.Parameter(torch.empty(size, dtype=DTYPES[case.dtype], device=_DEVICE))
+        for size in case.shard_sizes()
+    ]
+
+
+def rehearse(
+    case: Case, swap_times: int | None, make_parameters: MakeParameters = plain_parameters
+) -> Rehearsal:
     """Step the case's optimizer, natively if ``swap_times`` is None, until steps are alike.
 
     The virtual accelerator is enabled, with the profile to use.
+
+    Args:
+        case: what to step.
+        swap_times: as in SwapOptimizerConfig.
+        make_parameters: makes the rank's parameters.
     """
     _collect_garbage()
     device_bytes, host_bytes = _active_bytes(), _pinned_bytes()
-    params = _parameters(case)
+    params = make_parameters(case)
+    for param in params:
+        param.grad = torch.zeros_like(param)
     optimizer = _optimizer(case, swap_times, params)
     for _ in range(_WARM_UP_STEPS):
         optimizer.step()
@@ -77,16 +98,6 @@ def rehearse(case: Case, swap_times: int | None) -> Rehearsal:
     del params, optimizer, stats
     _collect_garbage()
     return found
-
-
-def _parameters(case: Case) -> list[torch.nn.Parameter]:
-    params = [
-        torch.nn.Parameter(torch.empty(size, dtype=DTYPES[case.dtype], device=_DEVICE))
-        for size in case.shard_sizes()
-    ]
-    for param in params:
-        param.grad = torch.zeros_like(param)
-    return params
 
 
 def _optimizer(

@@ -27,8 +27,9 @@ def register() -> None:
 def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Backend:
     if native().is_dry():
         raise RuntimeError(
-            "a dry virtual device has no values to send, and no process groups: build what one "
-            "rank holds (its shards) without torch.distributed, or enable(dry=False)"
+            "a dry virtual device has no values to send to other processes: be one rank of torch's "
+            "fake process group, init_process_group('cpu:fake,virtual:fake', ...), or "
+            "enable(dry=False)"
         )
     return native().Group(_make_transport(store, rank, size, timeout), _make_transport)
 
