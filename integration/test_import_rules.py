@@ -16,14 +16,15 @@ MINDSPORE = PACKAGES / "swapopt-mindspore" / "src" / "swapopt_mindspore"
 # A backend's modules from the bottom up: each may import those of earlier floors only.
 TORCH_FLOORS = [
     {"streams", "guard", "device_traits", "local_tensor", "optim.step_counts"},
-    {"cutting", "pinning", "optim.adamw"},
+    {"cutting", "pinning", "optim.adamw", "division", "schedule"},
     {"host_memory"},
+    {"units"},
     {"layout"},
     {"residency", "movement", "stats", "optim"},
+    {"staging"},
     {"per_tensor", "packed"},
-    {"schedule"},
     {"pipeline"},
-    {"adapters.registration", "adapters.operands"},
+    {"adapters.registration", "adapters.operands", "adapters.step_counters"},
     {"adapters.base", "delegation"},
     {"adapters.adam"},
     {"adapters.hyper_adamw"},

@@ -50,7 +50,7 @@ DEVICE_MODULE_NAMES: Final = {
 # What we ask for with hasattr, and the version that brought it.
 NEWER_NAMES: Final = {"npurt": "2.10.0.post7"}
 # What only the virtual accelerator is asked for.
-VIRTUAL_NAMES: Final = frozenset({"now", "host_register", "host_unregister", "host_mapping_flags"})
+VIRTUAL_NAMES: Final = frozenset({"now", "host_register", "host_unregister"})
 # What we ask of the result of a function of torch.npu; these live in the compiled library.
 RESULT_NAMES: Final = {"npurt": frozenset({"npuHostRegister", "npuHostUnregister"})}
 STREAM_METHODS: Final = ("query", "record_event", "synchronize", "wait_event", "wait_stream")
@@ -89,6 +89,8 @@ NATIVE_CALLS: Final = (
     Native("torch.zeros", kernels=("zero_", "_pin_memory", "is_pinned")),
     Native("torch.zeros_like", kernels=("empty_like", "zero_")),
     Native("torch.full", kernels=("full",)),
+    Native("torch._foreach_add_", kernels=("_foreach_add_.Scalar",)),
+    Native("torch._foreach_sub_", kernels=("_foreach_sub_.Scalar", "_foreach_sub_.List")),
     Native("torch._fused_adamw_", kernels=("_fused_adamw_",)),
 )
 # Calls of torch that ask nothing of a device.

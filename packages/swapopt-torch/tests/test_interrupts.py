@@ -20,6 +20,9 @@ import swapopt_torch
 from sharding import lone_rank, mesh_of
 from swapopt_common import SlotState
 from swapopt_torch import SwapOptimizerConfig, TorchSwapOptimizer, swap_optimizer
+from swapopt_torch.packed import PackedMovement
+from swapopt_torch.per_tensor import PerTensorMovement
+from swapopt_torch.staging import Block
 from training import bits
 
 DEEP = os.environ.get("SWAPOPT_HYPOTHESIS") == "deep"
@@ -103,6 +106,15 @@ def step(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, seed:
     optimizer.step()
 
 
+def blocks_of(optimizer: TorchSwapOptimizer) -> list[Block]:
+    """Return all device memory that the states of an optimizer visit."""
+    movement = optimizer._engine._movement
+    if isinstance(movement, PackedMovement):
+        return movement._arenas
+    assert isinstance(movement, PerTensorMovement)
+    return [block for _, groups in movement._groups.values() for _, block in groups]
+
+
 def image(parameter: torch.Tensor, state: dict[str, torch.Tensor]) -> tuple[bytes, ...]:
     """Return all that belongs to one parameter."""
     tensors = [parameter, *(state[key] for key in sorted(state))]
@@ -174,13 +186,7 @@ def test_any_line_may_fail(
             old, new = history[steps_before][index], history[steps_before + 1][index]
             untouched = steps_before == 0 and one[0] == old[0] and zero_state(one)
             assert one in (old, new) or untouched, f"{place}: parameter {index} is neither"
-        arenas = [
-            slot.device_tensor.untyped_storage().nbytes()
-            for unit in optimizer._adapter.units
-            for slot in unit.slots
-            if slot.device_tensor is not None
-        ]
-        assert not any(arenas), place
+        assert all(block.is_empty for block in blocks_of(optimizer)), place
         states = {slot.state for unit in optimizer._adapter.units for slot in unit.slots}
         assert states <= {SlotState.HOST, SlotState.PENDING}, f"{place}: {states}"
         # A fresh step works, and brings who was left behind to the same values.

@@ -8,10 +8,13 @@ from typing import Generic, TypeVar
 
 OptimizerT = TypeVar("OptimizerT")
 UnitT = TypeVar("UnitT")
+ShareT = TypeVar("ShareT")
 
 
-class OptimizerSwapAdapter(ABC, Generic[OptimizerT, UnitT]):
+class OptimizerSwapAdapter(ABC, Generic[OptimizerT, UnitT, ShareT]):
     """Knows one optimizer: what it keeps, what it refuses, and how it updates one batch.
+
+    A batch is made of units, or of shares of units where a backend updates them range by range.
 
     A step calls, in order, `prepare_step`, `iter_update_units`, `step_batch` once per batch
     (between the pipeline's copies), and `finish_step`.
@@ -39,7 +42,7 @@ class OptimizerSwapAdapter(ABC, Generic[OptimizerT, UnitT]):
         """Return the units that have a gradient in this step, in the optimizer's order."""
 
     @abstractmethod
-    def step_batch(self, batch: Sequence[UnitT]) -> None:
+    def step_batch(self, batch: Sequence[ShareT]) -> None:
         """Update one batch on the current stream; all its states are on the device."""
 
     @abstractmethod

@@ -16,9 +16,9 @@ class SwapOptimizerConfig:
     """How the states of one optimizer are swapped between its device and the host.
 
     Attributes:
-        swap_times: into how many batches the states are divided, at least 1. More batches need
-            less device memory during a step (two batches at most are there at a time) and more,
-            smaller copies. No more batches are made than there are parameters.
+        swap_times: what bounds the device memory of a step, at least 1: twice the states' bytes
+            divided by this. They travel in that many batches, or in more and smaller ones in the
+            same memory where that is faster.
         state_keys: the names of the states to swap, out of `STATE_KEYS`, as a list, tuple, set or
             frozenset; kept as a tuple in the order of `STATE_KEYS`. ``None`` swaps every one of
             them that the optimizer has. A name the optimizer lacks is refused when wrapping.
@@ -26,8 +26,8 @@ class SwapOptimizerConfig:
             sharded state, the elements that this process holds are counted.
         include_master_params: also swap the fp32 master parameters that the optimizer owns. Only
             MindFormers AdamW owns such parameters.
-        packed_swap: True moves each batch through one of two staging arenas, with one copy per
-            direction, batch, dtype and contiguous run; False moves each state tensor by itself.
+        packed_swap: True moves each batch through a staging arena, with one copy per direction,
+            batch, dtype and contiguous run; False moves each state tensor by itself.
             ``None`` takes what is best for the optimizer at hand: see the backend's
             `swap_optimizer`.
 

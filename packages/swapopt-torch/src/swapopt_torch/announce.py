@@ -11,7 +11,8 @@ import torch
 
 from swapopt_common import SwapOptimizerConfig
 from swapopt_torch.host_memory import available_host_nbytes
-from swapopt_torch.layout import SwapLayout, TorchUnit
+from swapopt_torch.layout import SwapLayout
+from swapopt_torch.units import TorchUnit
 
 logger = logging.getLogger("swapopt_torch")
 

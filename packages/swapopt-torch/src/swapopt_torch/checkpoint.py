@@ -13,8 +13,8 @@ import torch
 from swapopt_common import STATE_KEYS, SwapConfigError
 from swapopt_torch.adapters.base import TorchAdamBaseAdapter
 from swapopt_torch.adapters.registration import ParamGroup
-from swapopt_torch.layout import TorchSlot
 from swapopt_torch.local_tensor import is_dtensor, layout_of, local_of, mesh_of
+from swapopt_torch.units import TorchSlot
 
 StateDict: TypeAlias = dict[str, Any]  # torch's own type of a checkpoint
 ParamState: TypeAlias = dict[str, Any]

@@ -11,7 +11,7 @@ from swapopt_common import SlotState, SwapConfigError, SwapOptimizerConfig, move
 from swapopt_torch import announce
 from swapopt_torch.device_traits import is_capturing
 from swapopt_torch.host_memory import HostRegion, allocate_region
-from swapopt_torch.layout import Batch, SwapLayout, TorchSlot, TorchUnit
+from swapopt_torch.layout import SwapLayout
 from swapopt_torch.movement import (
     STAY,
     BatchEvents,
@@ -24,6 +24,7 @@ from swapopt_torch.packed import PackedMovement
 from swapopt_torch.per_tensor import PerTensorMovement
 from swapopt_torch.pipeline import PipelineSwapRuntime, offload_states
 from swapopt_torch.streams import CallersStreams, copy_streams
+from swapopt_torch.units import Batch, Share, TorchSlot, TorchUnit
 
 
 class SwapEngine:
@@ -55,6 +56,7 @@ class SwapEngine:
         self._lent: weakref.WeakSet[HostRegion] = weakref.WeakSet()
         self._events: dict[tuple[Batch, torch.device], BatchEvents] = {}
         self._whole_parts: dict[Batch, tuple[int, list[DevicePart]]] = {}
+        self._whole_step: tuple[int, list[StepBatch]] = (-1, [])
         self.layout = self._new_layout()
         self.runtime: PipelineSwapRuntime | None = None
 
@@ -89,8 +91,8 @@ class SwapEngine:
         Raises:
             SwapConfigError, HostMemoryError: as `attach`.
         """
-        unplanned = any(unit.batch_index is None for unit in newcomers)
-        if unplanned or (not self._has_mirrors() and _any_frozen(units)):
+        unplanned = any(unit not in self.layout.places for unit in newcomers)
+        if unplanned or (not self._has_mirrors() and self._any_frozen(units)):
             fresh = set(newcomers)
             self._plan_anew([unit for unit in units if _takes_part(unit) or unit in fresh])
         self._admit(newcomers)
@@ -101,6 +103,9 @@ class SwapEngine:
         self._forget_plans()
         self._plan(units)
 
+    def _any_frozen(self, units: Sequence[TorchUnit]) -> bool:
+        return any(unit in self.layout.places and not _takes_part(unit) for unit in units)
+
     def _has_mirrors(self) -> bool:
         return any(batch.materialised for batch in self.layout.batches)
 
@@ -109,14 +114,13 @@ class SwapEngine:
         self._forget_plans()
 
     def _forget_plans(self) -> None:
-        for batch in self.layout.batches:
-            for unit in batch.units:
-                unit.batch_index = None
+        self.layout.forget()
         self._packed = self._packed_on_one_device
         self.layout = self._new_layout()
         self._movement = self.runtime = None
         self._events.clear()
         self._whole_parts.clear()
+        self._whole_step = (-1, [])
 
     def _new_layout(self) -> SwapLayout:
         return SwapLayout(
@@ -143,7 +147,9 @@ class SwapEngine:
         self.layout.plan(units)
         if devices:
             self._movement = PackedMovement(self.layout) if self._packed else PerTensorMovement()
-            self.runtime = PipelineSwapRuntime(self._movement, synchronous=self._synchronous)
+            self.runtime = PipelineSwapRuntime(
+                self._movement, window=self.layout.window, synchronous=self._synchronous
+            )
         announce.warn_if_host_is_small(units)
         announce.log_layout(self.layout)
 
@@ -164,13 +170,13 @@ class SwapEngine:
     def run(
         self,
         units: Sequence[TorchUnit],
-        step_batch: Callable[[Sequence[TorchUnit]], None],
+        step_batch: Callable[[Sequence[Share]], None],
     ) -> None:
         """Update ``units`` batch by batch; see `PipelineSwapRuntime.run_pipeline`."""
         if not units:
             return
         if self.runtime is None:
-            step_batch(units)
+            step_batch([share for unit in units for _, share in self.layout.places[unit]])
         else:
             moved = self._regions_to_spare(units) if self._lent else STAY
             self.runtime.run_pipeline(self._step_batches(units), step_batch, moved)
@@ -247,33 +253,43 @@ class SwapEngine:
             copy_streams(device).settle()
 
     def _step_batches(self, units: Sequence[TorchUnit]) -> list[StepBatch]:
-        buckets: dict[Batch, list[TorchUnit]] = {}
+        if len(units) < len(self.layout.places):
+            return self._make_step_batches(units)
+        version, batches = self._whole_step
+        if version != self.layout.version:
+            batches = self._make_step_batches(units)
+            self._whole_step = self.layout.version, batches
+        return batches
+
+    def _make_step_batches(self, units: Sequence[TorchUnit]) -> list[StepBatch]:
+        found: dict[Batch, list[Share]] = {}
         for unit in units:
-            buckets.setdefault(self.layout.batch_of(unit), []).append(unit)
+            for batch, share in self.layout.places[unit]:
+                found.setdefault(batch, []).append(share)
         batches: list[StepBatch] = []
-        for batch, found in buckets.items():
-            parts = self._parts(batch, found)
+        for batch, shares in found.items():
+            parts = self._parts(batch, shares)
             if parts or not batches:
-                batches.append(StepBatch(found, parts))
+                batches.append(StepBatch(shares, parts))
             else:
                 # Nothing to move here. A batch without states would break the chain of hand-overs
                 # from one owner of a staging arena to the next, so its units join the one before.
-                batches[-1].units.extend(found)
+                batches[-1].shares.extend(shares)
         return batches
 
-    def _parts(self, batch: Batch, units: list[TorchUnit]) -> list[DevicePart]:
-        if len(units) < len(batch.units):
-            return self._make_parts(batch, units)
+    def _parts(self, batch: Batch, shares: list[Share]) -> list[DevicePart]:
+        if len(shares) < len(batch.shares):
+            return self._make_parts(batch, shares)
         version, parts = self._whole_parts.get(batch, (-1, []))
         if version != batch.version:
-            parts = self._make_parts(batch, units)
+            parts = self._make_parts(batch, shares)
             self._whole_parts[batch] = batch.version, parts
         return parts
 
-    def _make_parts(self, batch: Batch, units: list[TorchUnit]) -> list[DevicePart]:
+    def _make_parts(self, batch: Batch, shares: list[Share]) -> list[DevicePart]:
         by_device: dict[torch.device, list[TorchSlot]] = {}
-        for unit in units:
-            for slot in unit.swapped():
+        for share in shares:
+            for slot in share.slots:
                 by_device.setdefault(slot.device, []).append(slot)
         whole = sum(map(len, by_device.values())) == batch.materialised
         return [
@@ -294,7 +310,3 @@ def _devices_of(units: Iterable[TorchUnit]) -> set[torch.device]:
 
 def _takes_part(unit: TorchUnit) -> bool:
     return unit.param.requires_grad or unit.has_state
-
-
-def _any_frozen(units: Sequence[TorchUnit]) -> bool:
-    return any(unit.batch_index is not None and not _takes_part(unit) for unit in units)

@@ -1,127 +1,56 @@
 """The static layout: which states swap, in which batch, and where in host memory they live.
 
-Made when an optimizer is wrapped. A parameter that gets its first gradient later joins the batch it
-was planned for (docs/design.md, "The layout is static").
+Made when an optimizer is wrapped. A parameter that gets its first gradient later joins the batches
+it was planned for (docs/design.md, "The layout is static").
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate, islice
 
 import torch
 
-from swapopt_common import SwapSlot, UpdateUnit, partition
+from swapopt_common import partition, window_of
 from swapopt_torch.cutting import cut_to_fit
+from swapopt_torch.division import Cut, Size, divide, grain_nbytes
 from swapopt_torch.host_memory import (
     HostRegion,
     aligned_numel,
     allocate_region,
     registers_memory,
 )
-from swapopt_torch.local_tensor import Frame
+from swapopt_torch.units import Batch, Share, TorchSlot, TorchUnit
 
 ARENA_ALIGNMENT_BYTES = 512
 
-WINDOW = 2
-"""Batches of states that may be on the device at a time; packed, each has a staging arena."""
+WINDOW_BATCHES = 2
+"""The memory of a step is that of two batches of the states divided by ``swap_times``."""
+
+LEAST_DIVIDED_NBYTES = 64 * 1024
+"""Batches of less than this hold whole parameters: a cut would cost more than it saves."""
 
 
-@dataclass(eq=False, slots=True)
-class TorchSlot(SwapSlot[torch.Tensor, torch.Event]):
-    """A state tensor of a torch optimizer.
+def packed_nbytes(states: Iterable[tuple[torch.dtype, int]]) -> int:
+    """Return the bytes of staging arena that states, or parts of them, need.
 
-    For the state of a DTensor everything here is about its local tensor, and ``logical_tensor`` is
-    the DTensor over the host mirror.
-
-    Attributes:
-        dtype, device: of the state during an update.
-        resident_reason: why the state does not swap; None for one that does.
-        frame: what makes a DTensor of a local tensor; None if the state is no DTensor.
-        region: the host region its mirror lies in, once materialised.
-        host_address: where its mirror begins, in bytes.
-        device_tensor: per-tensor movement: the tensor the update sees; its storage is empty
-            between steps.
+    Args:
+        states: dtype and number of elements of each. Those of one dtype lie together, each on a
+            64-byte boundary, and dtypes begin on 512-byte boundaries.
     """
-
-    dtype: torch.dtype = torch.float32
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    resident_reason: str | None = None
-    frame: Frame | None = None
-    region: HostRegion | None = None
-    host_address: int = 0
-    device_tensor: torch.Tensor | None = None
-
-    def live_in(self, region: HostRegion) -> None:
-        """Make the host mirror in a region, at the slot's offset; what it holds stays there."""
-        self.cpu_tensor = region.mirror(self.host_offset, self.shape)
-        self.host_address = self.cpu_tensor.data_ptr()
-        self.logical_tensor = None if self.frame is None else self.frame.around(self.cpu_tensor)
-        self.region = region
-
-    @property
-    def exposed(self) -> torch.Tensor | None:
-        """What the optimizer's state holds between steps: the host mirror, or a DTensor over it."""
-        return self.cpu_tensor if self.logical_tensor is None else self.logical_tensor
-
-    def framed(self, local: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of the state's shape as what the state is: itself, or a DTensor."""
-        return local if self.frame is None else self.frame.around(local)
-
-
-@dataclass(eq=False, slots=True)
-class TorchUnit(UpdateUnit[torch.Tensor, TorchSlot]):
-    """One parameter of a torch optimizer.
-
-    Attributes:
-        name: how messages call the parameter.
-        device: the device its states are updated on.
-        kind: dtype, shape, strides and sharding of the parameter when the unit was made.
-        is_dtensor: whether the parameter is a DTensor.
-        has_state: whether the optimizer has states for it (it had a gradient).
-        batch_index: which batch of the layout it belongs to; None before it is planned.
-    """
-
-    name: str = ""
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    kind: tuple[object, ...] = ()
-    is_dtensor: bool = False
-    has_state: bool = False
-    batch_index: int | None = None
-
-    def swapped(self) -> list[TorchSlot]:
-        """Return the slots that move."""
-        return [slot for slot in self.slots if slot.swappable]
-
-
-@dataclass(eq=False, slots=True)
-class Batch:
-    """A contiguous run of units that is on the device together.
-
-    Attributes:
-        units: its units, in the optimizer's order, whether they have a gradient or not.
-        materialised: how many of its slots have host memory.
-        version: grows whenever one of its slots gets host memory; cached plans compare it.
-    """
-
-    units: list[TorchUnit]
-    materialised: int = 0
-    version: int = 0
-
-
-def packed_nbytes(slots: Iterable[TorchSlot]) -> int:
-    """Return the bytes of staging arena the slots need: dtype regions aligned to 512 bytes."""
     per_dtype: dict[torch.dtype, int] = {}
-    for slot in slots:
-        nbytes = aligned_numel(slot.numel, slot.dtype) * slot.dtype.itemsize
-        per_dtype[slot.dtype] = per_dtype.get(slot.dtype, 0) + nbytes
+    for dtype, numel in states:
+        nbytes = aligned_numel(numel, dtype) * dtype.itemsize
+        per_dtype[dtype] = per_dtype.get(dtype, 0) + nbytes
     return sum(round_up(nbytes) for nbytes in per_dtype.values())
 
 
-def separate_nbytes(slots: Iterable[TorchSlot]) -> int:
-    """Return the device bytes the slots take in storages of their own (512-byte blocks)."""
-    return sum(round_up(slot.storage_nbytes) for slot in slots)
+def separate_nbytes(states: Iterable[tuple[torch.dtype, int]]) -> int:
+    """Return the device bytes that states take in storages of their own (512-byte blocks).
+
+    Neighbours that share a storage take less.
+    """
+    return sum(round_up(numel * dtype.itemsize) for dtype, numel in states)
 
 
 def round_up(nbytes: int) -> int:
@@ -132,15 +61,21 @@ def round_up(nbytes: int) -> int:
 class SwapLayout:
     """Batches over all swapped states of one optimizer.
 
+    ``swap_times`` bounds the memory: a step holds twice the states' bytes divided by it. Batches
+    may be smaller than that, with as many more in flight (see `window_of`), and a parameter that
+    does not fit into one is cut.
+
     Args:
-        swap_times: the number of batches to aim for.
-        packed: whether states move through two staging arenas or in storages of their own.
+        swap_times: what bounds the memory.
+        packed: whether states move through staging arenas or in storages of their own.
         pageable_fallback: see `host_memory.allocate_region`.
 
     Attributes:
         batches: in the optimizer's order.
+        window: how many batches may be on the device at a time; packed, each has a staging arena.
         arena_nbytes: bytes of one staging arena: what the largest batch needs.
         devices: the devices that the swapped states are updated on.
+        places: for each planned unit, its shares and their batches.
     """
 
     def __init__(self, swap_times: int, *, packed: bool, pageable_fallback: bool) -> None:
@@ -148,36 +83,48 @@ class SwapLayout:
         self._pageable_fallback = pageable_fallback
         self.packed = packed
         self.batches: list[Batch] = []
+        self.window = 2
         self.arena_nbytes = 0
         self.devices: set[torch.device] = set()
+        self.places: dict[TorchUnit, list[tuple[Batch, Share]]] = {}
+
+    @property
+    def version(self) -> int:
+        """Grows whenever that of a batch does."""
+        return sum(batch.version for batch in self.batches)
 
     @property
     def bound_nbytes(self) -> int:
-        """Most bytes of swapped state on the devices at any time: any two successive batches.
+        """Most bytes of swapped state on the devices at any time.
 
-        Packed: min(2, batches) arenas. Per-tensor: the largest sum over two batches of which no
-        other one with swapped states lies between, since parameters without a gradient may drop
-        a batch from a step; that is the sum of the two largest.
+        Packed: all arenas. Per-tensor: the largest batches, as many as may be there at a time,
+        since parameters without a gradient may drop the batches between any of them from a step.
         """
         if self.packed:
             return self.arena_count * self.arena_nbytes
-        sizes = sorted(separate_nbytes(_swapped_of(batch)) for batch in self.batches)
-        return sum(sizes[-WINDOW:])
+        sizes = sorted(separate_nbytes(_planned_states(batch)) for batch in self.batches)
+        return sum(sizes[-self.window :])
 
     @property
     def arena_count(self) -> int:
-        """How many staging arenas a step takes at most: two, or one for a single batch."""
-        return min(WINDOW, sum(1 for batch in self.batches if _swapped_of(batch)))
+        """How many staging arenas a step takes at most: no more than there are batches."""
+        return min(self.window, sum(1 for batch in self.batches if any(_planned_states(batch))))
 
     def explain_arenas(self) -> str:
         """Return what a user needs to know when the arenas do not fit."""
-        largest_unit_nbytes = max(
-            packed_nbytes(unit.swapped()) for batch in self.batches for unit in batch.units
+        whole_nbytes = max(
+            (
+                packed_nbytes(_states_of(share))
+                for batch in self.batches
+                for share in batch.shares
+                if share.is_whole
+            ),
+            default=0,
         )
         advice = (
-            "That is what the largest parameter's states take, which no swap_times makes smaller; "
-            "packed_swap=False needs less where batches are uneven"
-            if largest_unit_nbytes == self.arena_nbytes
+            "That is what the states of one parameter take that is not cut, which no swap_times "
+            "makes smaller; packed_swap=False needs less where batches are uneven"
+            if whole_nbytes == self.arena_nbytes
             else "A larger swap_times makes them smaller"
         )
         devices = ", ".join(sorted(map(str, self.devices)))
@@ -187,15 +134,42 @@ class SwapLayout:
         )
 
     def plan(self, units: Sequence[TorchUnit]) -> None:
-        """Assign all units to ``swap_times`` batches, in their order; called once."""
-        for run in partition(units, self._swap_times) if units else ():
-            batch = Batch(run, sum(slot.region is not None for unit in run for slot in unit.slots))
+        """Divide all units, in their order, into batches; called once."""
+        for cuts in self._divided(units):
+            batch = Batch()
             self.batches.append(batch)
-            swapped = _swapped_of(batch)
-            self.arena_nbytes = max(self.arena_nbytes, packed_nbytes(swapped))
-            self.devices.update(slot.device for slot in swapped)
-            for unit in run:
-                unit.batch_index = len(self.batches) - 1
+            for number, start, stop in cuts:
+                self._assign(units[number], batch, start, stop)
+            self.arena_nbytes = max(self.arena_nbytes, packed_nbytes(_planned_states(batch)))
+        self.devices.update(slot.device for unit in units for slot in unit.swapped())
+
+    def _assign(self, unit: TorchUnit, batch: Batch, start: int, stop: int) -> None:
+        ends = stop == _numel(unit)
+        share = Share(unit, start, stop, is_whole=start == 0 and ends, is_last=ends)
+        unit.is_cut = not share.is_whole
+        self.places.setdefault(unit, []).append((batch, share))
+        batch.shares.append(share)
+        batch.take_slots(share)
+
+    def forget(self) -> None:
+        """Let go of all units."""
+        for unit in self.places:
+            unit.is_cut = False
+        self.places.clear()
+
+    def _divided(self, units: Sequence[TorchUnit]) -> Iterable[Sequence[Cut]]:
+        sizes = [_size(unit, packed=self.packed) for unit in units]
+        total_nbytes = sum(size.nbytes for size in sizes)
+        memory_nbytes = WINDOW_BATCHES * -(-total_nbytes // self._swap_times)
+        self.window = window_of(total_nbytes, self._swap_times)
+        capacity_nbytes = -(-memory_nbytes // self.window)
+        if capacity_nbytes >= LEAST_DIVIDED_NBYTES:
+            # With two batches in flight there are ``swap_times`` of them; more may be a few more.
+            at_most = self._swap_times if self.window == WINDOW_BATCHES else None
+            return divide(sizes, capacity_nbytes + grain_nbytes(sizes), at_most)
+        indices = {id(unit): index for index, unit in enumerate(units)}
+        runs = partition(units, self._swap_times) if units else []
+        return [[Cut(indices[id(unit)], 0, _numel(unit)) for unit in run] for run in runs]
 
     def materialise(self, units: Sequence[TorchUnit]) -> None:
         """Give swapped states of planned units that have none host memory.
@@ -211,19 +185,33 @@ class SwapLayout:
             slot.host_offset = host_offset
             slot.packed = self.packed
             slot.live_in(region)
-        for unit, _ in wanting:
-            batch = self.batch_of(unit)
-            batch.materialised += 1
-            batch.version += 1
-
-    def batch_of(self, unit: TorchUnit) -> Batch:
-        """Return the batch of a planned unit."""
-        assert unit.batch_index is not None, "a unit is planned before it moves"
-        return self.batches[unit.batch_index]
+        for unit in dict.fromkeys(unit for unit, _ in wanting):
+            for batch, share in self.places[unit]:
+                batch.take_slots(share)
 
 
-def _swapped_of(batch: Batch) -> list[TorchSlot]:
-    return [slot for unit in batch.units for slot in unit.swapped()]
+def _numel(unit: TorchUnit) -> int:
+    """Return how many elements each state of a unit has; 0 if it has no states."""
+    return unit.slots[0].numel if unit.slots else 0
+
+
+def _size(unit: TorchUnit, *, packed: bool) -> Size:
+    states = [(slot.dtype, slot.numel) for slot in unit.swapped()]
+    in_arena = sum(aligned_numel(numel, dtype) * dtype.itemsize for dtype, numel in states)
+    element_nbytes = sum(dtype.itemsize for dtype, _ in states)
+    return Size(
+        nbytes=in_arena if packed else separate_nbytes(states),
+        numel=_numel(unit),
+        element_nbytes=element_nbytes if unit.is_divisible else 0,
+    )
+
+
+def _states_of(share: Share) -> list[tuple[torch.dtype, int]]:
+    return [(slot.dtype, share.stop - share.start) for slot in share.unit.swapped()]
+
+
+def _planned_states(batch: Batch) -> list[tuple[torch.dtype, int]]:
+    return [state for share in batch.shares for state in _states_of(share)]
 
 
 def _place(

@@ -10,8 +10,8 @@ from enum import IntEnum
 import torch
 
 from swapopt_torch.host_memory import HostRegion
-from swapopt_torch.layout import Batch, TorchSlot, TorchUnit
 from swapopt_torch.streams import CopyStreams
+from swapopt_torch.units import Batch, Share, TorchSlot
 
 Piece = tuple[torch.Tensor, torch.Tensor]
 """A device tensor and the pinned host tensor of the same shape it is copied from and to."""
@@ -78,9 +78,9 @@ class DevicePart:
 
 @dataclass(eq=False, slots=True)
 class StepBatch:
-    """The units of one batch that have a gradient in this step."""
+    """What one batch updates in this step: its shares of units that have a gradient."""
 
-    units: list[TorchUnit]
+    shares: list[Share]
     parts: list[DevicePart] = field(default_factory=list)
     progress: Progress = Progress.WAITING
 
@@ -93,7 +93,11 @@ class Movement(ABC):
     """
 
     reuses_memory: bool
-    """Whether a batch takes over the memory of the batch two places before it."""
+    """Whether a batch takes over the memory of the batch a window's length before it."""
+
+    @abstractmethod
+    def begin(self, batch_count: int) -> None:
+        """Prepare for a step over so many batches; nothing is on the device."""
 
     @abstractmethod
     def acquire(self, position: int, part: DevicePart) -> bool:
@@ -122,5 +126,5 @@ class Movement(ABC):
         """Free the part's device memory; ``readers`` are streams that may still use it."""
 
     @abstractmethod
-    def release_all(self, parts: Sequence[DevicePart]) -> None:
+    def release_all(self) -> None:
         """Free all device memory after a failure; the device is idle."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from swapopt_common import SlotState, SwapStepError, move_slots
-from swapopt_torch.layout import WINDOW, TorchSlot, TorchUnit
+from swapopt_torch.host_memory import HostRegion
 from swapopt_torch.movement import (
     STAY,
     BatchEvents,
@@ -20,6 +20,7 @@ from swapopt_torch.movement import (
 from swapopt_torch.schedule import Verb, schedule
 from swapopt_torch.stats import StepTimes, TransferCounts
 from swapopt_torch.streams import CallersStreams, CopyStreams, Edge, compute_stream, wait
+from swapopt_torch.units import Share, TorchSlot
 
 
 class PipelineSwapRuntime:
@@ -27,14 +28,16 @@ class PipelineSwapRuntime:
 
     Args:
         movement: where states are while they are on the device.
+        window: how many batches may be on the device at a time.
         synchronous: make every copy block the host until it is done.
     """
 
-    def __init__(self, movement: Movement, *, synchronous: bool) -> None:
+    def __init__(self, movement: Movement, *, window: int, synchronous: bool) -> None:
         self._movement = movement
+        self._window = window
         self._synchronous = synchronous
         self._batches: Sequence[StepBatch] = ()
-        self._step_batch: Callable[[Sequence[TorchUnit]], None] = _no_update
+        self._step_batch: Callable[[Sequence[Share]], None] = _no_update
         self._moved: RegionMoves = STAY
         self._failed = False
         self.counts = TransferCounts()
@@ -45,7 +48,7 @@ class PipelineSwapRuntime:
     def run_pipeline(
         self,
         batches: Sequence[StepBatch],
-        step_batch: Callable[[Sequence[TorchUnit]], None],
+        step_batch: Callable[[Sequence[Share]], None],
         moved: RegionMoves = STAY,
     ) -> None:
         """Update all batches; returns when everything is issued, not when it is done.
@@ -62,6 +65,8 @@ class PipelineSwapRuntime:
                 and no device memory is held.
         """
         self.recover()
+        for batch in batches:
+            batch.progress = Progress.WAITING
         self._batches, self._step_batch, self._moved = batches, step_batch, moved
         self.counts = TransferCounts()
         self._used = [part.events for batch in batches for part in batch.parts]
@@ -72,8 +77,10 @@ class PipelineSwapRuntime:
                 # Until the last step's offloads are done its device memory is in use: starting
                 # before that would need it twice.
                 streams.settle()
-            reuses_memory = self._movement.reuses_memory
-            for verb, position in schedule(len(batches), reuses_memory=reuses_memory):
+            self._movement.begin(len(batches))
+            for verb, position in schedule(
+                len(batches), window=self._window, reuses_memory=self._movement.reuses_memory
+            ):
                 self._execute(verb, position)
         except BaseException as error:
             self._failed = True
@@ -104,7 +111,8 @@ class PipelineSwapRuntime:
                 _land(part.slots)
                 _bind_mirrors(part, came_home)
             batch.progress = Progress.RELEASED
-        self._movement.release_all([part for batch in self._batches for part in batch.parts])
+        _reunite(self._batches, self._moved)
+        self._movement.release_all()
         self._failed = False
         self._end_step()
 
@@ -154,9 +162,9 @@ class PipelineSwapRuntime:
 
     def _take_over(self, position: int) -> Sequence[DevicePart]:
         """Return the parts whose memory this position takes over; their states are home."""
-        if not self._movement.reuses_memory or position < WINDOW:
+        if not self._movement.reuses_memory or position < self._window:
             return ()
-        former = self._batches[position - WINDOW]
+        former = self._batches[position - self._window]
         self._homecoming(former)
         return former.parts
 
@@ -170,7 +178,7 @@ class PipelineSwapRuntime:
             self._movement.bind(position, part)
             move_slots(part.slots, SlotState.DEVICE)
         batch.progress = Progress.UPDATING
-        self._step_batch(batch.units)
+        self._step_batch(batch.shares)
         batch.progress = Progress.UPDATED
         for part in batch.parts:
             part.events.updated.record(compute_stream(part.streams.device))
@@ -194,7 +202,7 @@ class PipelineSwapRuntime:
 
     def _release(self, position: int) -> None:
         batch = self._batches[position]
-        memory_is_wanted = position + WINDOW < len(self._batches)
+        memory_is_wanted = position + self._window < len(self._batches)
         for part in batch.parts:
             readers: tuple[torch.Stream, ...] = ()
             if memory_is_wanted:
@@ -242,8 +250,8 @@ def offload_states(
     return event
 
 
-def _no_update(units: Sequence[TorchUnit]) -> None:
-    raise AssertionError(f"{len(units)} units outside a step")
+def _no_update(shares: Sequence[Share]) -> None:
+    raise AssertionError(f"{len(shares)} shares outside a step")
 
 
 def _streams_of(batches: Sequence[StepBatch]) -> list[CopyStreams]:
@@ -257,7 +265,43 @@ def _bind_mirrors(part: DevicePart, moved: RegionMoves) -> None:
         if new_region is not None:
             slot.live_in(new_region)
             part.batch.version += 1
+            if slot.whole is not None and slot.ends_whole:
+                # All its ranges have gone there by now.
+                _move_mirror(slot.whole, new_region)
         slot.tensor = slot.cpu_tensor
+
+
+def _reunite(batches: Sequence[StepBatch], moved: RegionMoves) -> None:
+    """Let ranges of one slot live in one region again, where a failed step has parted them."""
+    ranges = [
+        (part, slot)
+        for batch in batches
+        for part in batch.parts
+        for slot in part.slots
+        if slot.whole is not None
+    ]
+    new_homes = {slot.whole: slot.region for _, slot in ranges if slot.region in moved.values()}
+    for part, slot in ranges:
+        new_region = new_homes.get(slot.whole)
+        if new_region is None or slot.whole is None:
+            continue
+        if slot.region is not new_region:
+            new_region.mirror(slot.host_offset, slot.shape).copy_(_mirror(slot))
+            slot.live_in(new_region)
+            part.batch.version += 1
+            slot.tensor = slot.cpu_tensor
+        if slot.whole.region is not new_region and slot.ends_whole:
+            _move_mirror(slot.whole, new_region)
+
+
+def _move_mirror(slot: TorchSlot, region: HostRegion) -> None:
+    slot.live_in(region)
+    slot.tensor = slot.cpu_tensor
+
+
+def _mirror(slot: TorchSlot) -> torch.Tensor:
+    assert slot.cpu_tensor is not None, "what moves has host memory"
+    return slot.cpu_tensor
 
 
 def _land(slots: Sequence[TorchSlot]) -> None:
@@ -280,7 +324,7 @@ def _outcome(batches: Sequence[StepBatch], error: BaseException) -> SwapStepErro
     if begun:
         parts.append(
             f". Batch {_name(begun[0], batches[begun[0]])} was being updated: each of its "
-            "parameters holds the old or the new value, and its states with it"
+            "parameters (or the range of it) holds the old or the new value, and its states with it"
         )
     parts.append(
         ". All others hold the old ones; every state is back in host memory. Cause: "
@@ -290,4 +334,10 @@ def _outcome(batches: Sequence[StepBatch], error: BaseException) -> SwapStepErro
 
 
 def _name(position: int, batch: StepBatch) -> str:
-    return f"{position} ({batch.units[0].name} to {batch.units[-1].name})"
+    first, last = batch.shares[0], batch.shares[-1]
+    return f"{position} ({_share_name(first)} to {_share_name(last)})"
+
+
+def _share_name(share: Share) -> str:
+    elements = "" if share.is_whole else f"[{share.start}:{share.stop}]"
+    return f"{share.unit.name}{elements}"

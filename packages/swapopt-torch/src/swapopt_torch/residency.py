@@ -10,8 +10,8 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from swapopt_common import SlotState, SwapOptimizerConfig
-from swapopt_torch.layout import TorchSlot
 from swapopt_torch.local_tensor import are_alike, frame_of, holds_sums, layout_of, local_of
+from swapopt_torch.units import TorchSlot
 
 
 def make_slots(
@@ -76,7 +76,7 @@ def _refilled(slot: TorchSlot, tensor: torch.Tensor | None) -> TorchSlot:
     """Return a slot over the same host memory for a state that somebody put in its place."""
     assert slot.region is not None and tensor is not None, "a slot with host memory is refilled"
     local = local_of(tensor)
-    refilled = replace(slot, tensor=local, state=SlotState.DEVICE, event=None, device_tensor=None)
+    refilled = replace(slot, tensor=local, state=SlotState.DEVICE, event=None)
     refilled.live_in(slot.region)
     return refilled
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapopt_torch.layout import TorchUnit
+from swapopt_torch.units import TorchUnit
 
 if TYPE_CHECKING:
     from swapopt_torch.engine import SwapEngine
@@ -85,7 +85,8 @@ class SwapStats:
         swapped_states, swapped_nbytes: states that live in host memory now.
         pinned_nbytes: pinned host memory they lie in.
         resident: the states that stay on their device.
-        arena_nbytes: bytes of one staging arena (packed).
+        arenas: how many staging arenas there are, 0 where states do not move packed.
+        arena_nbytes: bytes of one of them.
         bound_nbytes: most bytes of swapped state on the devices at any time in a step.
         last_step: what the last step copied.
         last_times: how long that took; None before the first step, and where the device cannot
@@ -98,6 +99,7 @@ class SwapStats:
     swapped_nbytes: int
     pinned_nbytes: int
     resident: tuple[ResidentState, ...]
+    arenas: int
     arena_nbytes: int
     bound_nbytes: int
     last_step: TransferCounts
@@ -110,7 +112,8 @@ class SwapStats:
 
     def __str__(self) -> str:
         """Return the figures as a table."""
-        way = f"packed, arenas of {_mib(self.arena_nbytes)}" if self.packed else "per tensor"
+        arenas = f"packed, {self.arenas} arenas of {_mib(self.arena_nbytes)}"
+        way = arenas if self.packed else "per tensor"
         resident_nbytes = sum(state.nbytes for state in self.resident)
         rows = [
             ("movement", f"{way}, {self.batches} batches"),
@@ -159,6 +162,7 @@ def collect_stats(units: Sequence[TorchUnit], engine: SwapEngine) -> SwapStats:
             for unit, slot in slots
             if slot.resident_reason is not None
         ),
+        arenas=layout.arena_count if layout.packed else 0,
         arena_nbytes=layout.arena_nbytes if layout.packed else 0,
         bound_nbytes=layout.bound_nbytes,
         last_step=runtime.counts if runtime is not None else TransferCounts(),

@@ -14,6 +14,7 @@ from swapopt_torch.bench.device import VirtualBenchDevice
 from swapopt_torch.bench.run import BenchResult, run_bench
 from swapopt_torch.bench.settings import BenchSettings
 from swapopt_torch.bench.workloads import Workload, find_workload
+from swapopt_torch.division import CUT_NUMEL
 
 SETTINGS = BenchSettings(swap_times=4, rounds=2, training_seconds=0.001)
 SMALL = find_workload("uniform-64MiB")
@@ -45,7 +46,9 @@ def test_figures_of_every_contender_agree_with_one_another(open_device: OpenDevi
             assert row.step > result.floor_seconds
             assert result.exposed_seconds(row) == row.step - result.native.step
     packed, plain = result.row("packed"), result.row("plain .to()")
-    assert packed.working_nbytes <= 2 * SMALL.state_nbytes // 4
+    # The memory of two batches; each arena may be larger by what a cut leaves empty.
+    grain_nbytes = 4 * CUT_NUMEL * 8
+    assert packed.working_nbytes <= 2 * SMALL.state_nbytes // 4 + grain_nbytes
     assert plain.working_nbytes == SMALL.state_nbytes
     assert not packed.python_seconds, "the updates are computed by this machine"
     assert result.optimum.seconds > result.floor_seconds

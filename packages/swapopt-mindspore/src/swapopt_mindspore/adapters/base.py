@@ -26,7 +26,7 @@ NATIVE_REFUSED: Mapping[str, str] = {
 
 
 class MindSporeAdamBaseAdapter(
-    OptimizerSwapAdapter[OptimizerT, MindSporeUnit], Generic[OptimizerT]
+    OptimizerSwapAdapter[OptimizerT, MindSporeUnit, MindSporeUnit], Generic[OptimizerT]
 ):
     """Adam with or without decoupled weight decay and AMSGrad: its parameters as units.
 

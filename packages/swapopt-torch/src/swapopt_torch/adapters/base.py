@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from swapopt_common import OptimizerSwapAdapter, SwapConfigError, SwapOptimizerConfig
-from swapopt_torch.adapters.operands import Operands, operands_of
+from swapopt_torch.adapters.operands import Operands, may_be_cut, operands_of
 from swapopt_torch.adapters.registration import (
     MISSING_KEY_HINTS,
     ParamGroup,
@@ -22,12 +22,12 @@ from swapopt_torch.adapters.registration import (
     state_is_ours,
     state_keys,
 )
-from swapopt_torch.layout import TorchSlot, TorchUnit
 from swapopt_torch.local_tensor import is_dtensor, local_of
 from swapopt_torch.residency import find_shared_storages, make_slots
+from swapopt_torch.units import Share, TorchSlot, TorchUnit
 
 
-class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit]):
+class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit, Share]):
     """Adam with or without decoupled weight decay and AMSGrad: its parameters as units.
 
     Args:
@@ -51,6 +51,7 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
         self._optimizer = optimizer
         self._config = config
         self._active: list[TorchUnit] = []
+        self._not_to_cut: set[torch.Tensor] = set()
         self._registered: list[tuple[object, ...]] | None = None
         self.units: list[TorchUnit] = []
         self.grad_scale: torch.Tensor | None = None
@@ -122,18 +123,18 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
             self.check_complete(state, group, name)
             slots = make_slots(param, keys, state, self._config, shared, known.get(param, {}))
             check_devices(param, slots, name)
-            units.append(
-                TorchUnit(
-                    adapter_index=index,
-                    param=param,
-                    slots=slots,
-                    name=name,
-                    device=local_of(param).device,
-                    is_dtensor=is_dtensor(param),
-                    has_state=bool(state),
-                    kind=kind_of(param),
-                )
+            unit = TorchUnit(
+                adapter_index=index,
+                param=param,
+                slots=slots,
+                name=name,
+                device=local_of(param).device,
+                is_dtensor=is_dtensor(param),
+                has_state=bool(state),
+                kind=kind_of(param),
             )
+            unit.is_divisible = param not in self._not_to_cut and may_be_cut(unit)
+            units.append(unit)
         self.units = units
         self._registered = self._signature()
         return units
@@ -143,14 +144,21 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
 
         Groups with other parameters or AMSGrad switched, and for the parameters of this step:
         models that moved or, before the first gradient, changed dtype or layout; states that were
-        put in place of ours or taken away.
+        put in place of ours or taken away. Also tensors that cannot be updated range by range any
+        more, of a parameter that is: it will not be cut again.
         """
+        not_to_cut = {u.param for u in self._active if u.is_cut and not may_be_cut(u)}
+        self._not_to_cut |= not_to_cut
         states = self._optimizer.state
-        return self._signature() != self._registered or any(
-            local_of(unit.param).device != unit.device
-            or not state_is_ours(unit, states.get(unit.param))
-            or (not unit.has_state and unit.kind != kind_of(unit.param))
-            for unit in self._active
+        return (
+            bool(not_to_cut)
+            or self._signature() != self._registered
+            or any(
+                local_of(unit.param).device != unit.device
+                or not state_is_ours(unit, states.get(unit.param))
+                or (not unit.has_state and unit.kind != kind_of(unit.param))
+                for unit in self._active
+            )
         )
 
     def invalidate(self) -> None:
@@ -231,13 +239,13 @@ class TorchAdamBaseAdapter(OptimizerSwapAdapter[torch.optim.Optimizer, TorchUnit
         for unit, slot, tensor in restored:
             states[unit.param][slot.name] = tensor
 
-    def step_batch(self, batch: Sequence[TorchUnit]) -> None:
+    def step_batch(self, batch: Sequence[Share]) -> None:
         """Update a batch with one functional call per parameter group in it.
 
         A second one follows for DTensors that cannot be updated by their local tensors alone.
         """
-        for index, units in groupby(batch, key=lambda unit: unit.adapter_index):
-            for operands in operands_of(list(units)):
+        for index, shares in groupby(batch, key=lambda share: share.unit.adapter_index):
+            for operands in operands_of(list(shares)):
                 self.update(self._groups[index], operands)
 
     def finish_step(self) -> None:

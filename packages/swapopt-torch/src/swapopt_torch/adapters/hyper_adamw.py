@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import TypedDict
 
 import torch
 
@@ -14,24 +13,13 @@ from swapopt_torch.adapters.adam import own_step
 from swapopt_torch.adapters.base import TorchAdamBaseAdapter
 from swapopt_torch.adapters.operands import Operands
 from swapopt_torch.adapters.registration import ParamGroup
-from swapopt_torch.layout import TorchUnit
-from swapopt_torch.optim import AdamW
+from swapopt_torch.optim import AdamW, adamw
+from swapopt_torch.optim.adamw import Settings, StepOnDevices, launch
+from swapopt_torch.units import TorchUnit
 
 # Modules with a class AdamW and the functional adamw it calls. HyperParallel's may be absent: an
 # optimizer of it can only exist once somebody else has imported it.
 _HOMES = (AdamW.__module__, "hyper_parallel.core.optimizer.adamw")
-
-
-class _Settings(TypedDict):
-    """A group's hyperparameters in one step, as the functional update takes them."""
-
-    amsgrad: bool
-    beta1: float
-    beta2: float
-    lr: float
-    weight_decay: float
-    eps: float
-    maximize: bool
 
 
 class TorchHyperAdamWAdapter(TorchAdamBaseAdapter):
@@ -49,7 +37,7 @@ class TorchHyperAdamWAdapter(TorchAdamBaseAdapter):
         home = _home_of(optimizer)
         assert home is not None, "made for what it matches"
         self._home = home
-        self._begun: dict[int, _Settings] = {}
+        self._begun: dict[int, tuple[Settings, StepOnDevices]] = {}
 
     @classmethod
     def matches(cls, optimizer: object) -> bool:
@@ -74,26 +62,34 @@ class TorchHyperAdamWAdapter(TorchAdamBaseAdapter):
         """Return nothing: the group counts the steps."""
         return {}
 
-    def prepare_step(self) -> None:
-        """Collect the gradients; no group has begun this step yet."""
-        super().prepare_step()
+    def drop_gradients(self) -> None:
+        """Forget this step's gradients, settings and counts on devices."""
+        super().drop_gradients()
         self._begun = {}
 
     def update(self, group: ParamGroup, operands: Operands) -> None:
         """Call the functional update of the optimizer's own module."""
-        index = operands.units[0].adapter_index
-        settings = self._begun.get(index)
-        if settings is not None:
-            self._call(group["step"], settings, operands)
+        index = operands.shares[0].unit.adapter_index
+        begun = self._begun.get(index)
+        if begun is not None:
+            self._call(group["step"], *begun, operands)
             return
         settings, step = _read_settings(group), group.get("step", 0) + 1
-        self._call(step, settings, operands)
+        on_devices = StepOnDevices(step)
+        self._call(step, settings, on_devices, operands)
         # Only now: an update that raises has, as a rule, done nothing yet.
         group["step"] = step
-        self._begun[index] = settings
+        self._begun[index] = settings, on_devices
 
-    def _call(self, step: int, settings: _Settings, operands: Operands) -> None:
+    def _call(
+        self, step: int, settings: Settings, on_devices: StepOnDevices, operands: Operands
+    ) -> None:
         functional: Callable[..., None] = self._home.adamw
+        if functional is adamw:
+            # Our own: the step count is brought to the device once, not for every batch.
+            states = operands.states[: 3 if settings["amsgrad"] else 2]
+            launch([operands.params, operands.grads, *states], on_devices, settings)
+            return
         functional(
             operands.params,
             operands.grads,
@@ -115,10 +111,10 @@ def _home_of(optimizer: object) -> ModuleType | None:
     return None
 
 
-def _read_settings(group: ParamGroup) -> _Settings:
+def _read_settings(group: ParamGroup) -> Settings:
     """Read hyperparameters once per step: one that is a tensor on a device makes the host wait."""
     beta1, beta2 = group["betas"]
-    return _Settings(
+    return Settings(
         amsgrad=group["amsgrad"],
         beta1=float(beta1),
         beta2=float(beta2),

@@ -9,9 +9,9 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from swapopt_common import SwapConfigError
-from swapopt_torch.layout import TorchSlot, TorchUnit
 from swapopt_torch.local_tensor import layout_of
 from swapopt_torch.residency import holds_mirror
+from swapopt_torch.units import TorchSlot, TorchUnit
 
 # torch's own type of a group: hyperparameters of any kind under their names.
 ParamGroup: TypeAlias = dict[str, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -15,6 +15,18 @@ from swapopt_torch.optim.step_counts import count_per_group
 # torch's own type of a group: hyperparameters of any kind under their names.
 ParamGroup: TypeAlias = dict[str, Any]
 _Row: TypeAlias = tuple[torch.Tensor, ...]
+
+
+class Settings(TypedDict):
+    """A group's hyperparameters in one step, as the functional update takes them."""
+
+    amsgrad: bool
+    beta1: float
+    beta2: float
+    lr: float
+    weight_decay: float
+    eps: float
+    maximize: bool
 
 
 class AdamW(torch.optim.Optimizer):
@@ -150,31 +162,62 @@ def adamw(  # noqa: PLR0913 - the signature is HyperParallel's
     """
     lists = [params, grads, exp_avgs, exp_avg_sqs, *([max_exp_avg_sqs] if amsgrad else [])]
     _check_lengths(lists)
+    settings = Settings(
+        amsgrad=amsgrad,
+        beta1=beta1,
+        beta2=beta2,
+        lr=lr,
+        weight_decay=weight_decay,
+        eps=eps,
+        maximize=maximize,
+    )
+    launch(lists, StepOnDevices(step), settings)
+
+
+class StepOnDevices:
+    """A step count as the kernel reads it: a tensor on each device, made once.
+
+    Args:
+        step: the count.
+    """
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._tensors: dict[torch.device, torch.Tensor] = {}
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """Return the count on a device."""
+        if device not in self._tensors:
+            # A fill on the device: a copy from the host would make the host wait for it.
+            dtype = traits_of(device).fused_step_dtype
+            self._tensors[device] = torch.full((), self._step, dtype=dtype, device=device)
+        return self._tensors[device]
+
+
+def launch(
+    lists: Sequence[Sequence[torch.Tensor]], step: StepOnDevices, settings: Settings
+) -> None:
+    """Do what `adamw` does, with a step count that several calls may share.
+
+    Args:
+        lists: parameters, gradients, and the moments in the order of `adamw`.
+        step: which update this is, from 1 on, for all of them.
+        settings: the hyperparameters.
+    """
     alike: dict[tuple[torch.device, torch.dtype, bool], list[_Row]] = {}
     for row in map(_opened, zip(*lists, strict=True)):
         param = row[0]
         alike.setdefault((param.device, param.dtype, is_dtensor(param)), []).append(row)
-    steps: dict[torch.device, torch.Tensor] = {}
     for (device, _, _), rows in alike.items():
-        if device not in steps:
-            # A fill on the device: a copy from the host would make the host wait for it.
-            dtype = traits_of(device).fused_step_dtype
-            steps[device] = torch.full((), step, dtype=dtype, device=device)
         chosen = [list(tensors) for tensors in zip(*rows, strict=True)]
         torch._fused_adamw_(
             chosen[0],
             chosen[1],
             chosen[2],
             chosen[3],
-            chosen[4] if amsgrad else [],
-            [steps[device]] * len(rows),
-            amsgrad=amsgrad,
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=weight_decay,
-            eps=eps,
-            maximize=maximize,
+            chosen[4] if settings["amsgrad"] else [],
+            [step.on(device)] * len(rows),
+            **settings,
         )
 
 
