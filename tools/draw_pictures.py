@@ -24,7 +24,7 @@ from swapopt_torch.demo.settings import DemoSettings, ModelSize
 from swapopt_torch.demo.training import train
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-SETTINGS = DemoSettings(steps=6, device="virtual", profile="h200", swap_times=16)
+SETTINGS = DemoSettings(steps=6, device="virtual", profile="h200", swap_times=8)
 # Wide enough for copies to take longer than their launches, and quick enough for a CPU.
 SIZE = ModelSize(layers=4, width=640, heads=8, context=64, batch=12)
 
