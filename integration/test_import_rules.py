@@ -21,7 +21,7 @@ TORCH_FLOORS = [
     {"units"},
     {"layout"},
     {"residency", "movement", "stats", "optim"},
-    {"staging"},
+    {"staging", "room"},
     {"per_tensor", "packed"},
     {"pipeline"},
     {"adapters.registration", "adapters.operands", "adapters.step_counters"},

@@ -35,6 +35,21 @@ def window_of(total_bytes: int, swap_times: int) -> int:
         2 where states are small; otherwise 3 or more, as many as make the step fastest.
     """
     memory_bytes = 2 * -(-total_bytes // swap_times)
-    batches = _BATCHES_AT_GIB * math.sqrt(max(1.0, total_bytes / _GIB))
-    wanted = max(3, round(2 * batches / swap_times))
+    wanted = max(3, round(2 * _best_batches(total_bytes) / swap_times))
     return max(2, min(wanted, memory_bytes // LEAST_BATCH_BYTES))
+
+
+def frugal_swap_times(total_bytes: int) -> int:
+    """Return the ``swap_times`` of the least memory in which a step is as fast as in more.
+
+    Three batches of the best size are in flight then: one that arrives, one that is updated, and
+    one that leaves.
+
+    Args:
+        total_bytes: bytes of all states that swap; 0 or more.
+    """
+    return round(2 * _best_batches(total_bytes) / 3)
+
+
+def _best_batches(total_bytes: int) -> float:
+    return _BATCHES_AT_GIB * math.sqrt(max(1.0, total_bytes / _GIB))

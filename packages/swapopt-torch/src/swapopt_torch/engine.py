@@ -46,6 +46,7 @@ class SwapEngine:
         pageable_fallback: bool,
     ) -> None:
         self._config = config
+        self._swap_times = config.swap_times
         self._packed = self._packed_on_one_device = (
             packed_by_default if config.packed_swap is None else config.packed_swap
         )
@@ -68,17 +69,36 @@ class SwapEngine:
                 "False (each device then has its own streams), or one optimizer per device."
             )
 
-    def attach(self, units: Sequence[TorchUnit]) -> None:
+    def bound_of(self, units: Sequence[TorchUnit], swap_times: int) -> int:
+        """Return the most bytes that a step over units, not planned yet, would have in flight."""
+        taking_part = [unit for unit in units if unit.takes_part]
+        packed = self._packed_on_one_device and len(_devices_of(taking_part)) < 2
+        layout = SwapLayout(swap_times, packed=packed, pageable_fallback=False)
+        layout.plan(taking_part)
+        bound_nbytes = layout.bound_nbytes
+        layout.forget()
+        return bound_nbytes
+
+    def attach(self, units: Sequence[TorchUnit], swap_times: int) -> None:
         """Make a new layout over the units that train or have states, and move the states home.
 
         Slots that have host memory keep it; nothing is copied twice.
+
+        Args:
+            units: all units.
+            swap_times: what bounds the memory of a step from now on.
 
         Raises:
             SwapConfigError: packed_swap=True and states on several devices; nothing has changed.
             HostMemoryError: no state has moved.
         """
-        self._plan_anew([unit for unit in units if _takes_part(unit)])
+        self._swap_times = swap_times
+        self._plan_anew([unit for unit in units if unit.takes_part])
         self._admit([unit for unit in units if unit.has_state])
+
+    def has_planned(self, units: Iterable[TorchUnit]) -> bool:
+        """Say whether the layout has a place for all of these units."""
+        return all(unit in self.layout.places for unit in units)
 
     def welcome(self, newcomers: Sequence[TorchUnit], units: Sequence[TorchUnit]) -> None:
         """Take in units that have their first gradient: their states are born as host zeros.
@@ -91,10 +111,9 @@ class SwapEngine:
         Raises:
             SwapConfigError, HostMemoryError: as `attach`.
         """
-        unplanned = any(unit not in self.layout.places for unit in newcomers)
-        if unplanned or (not self._has_mirrors() and self._any_frozen(units)):
+        if not self.has_planned(newcomers) or (not self._has_mirrors() and self._any_frozen(units)):
             fresh = set(newcomers)
-            self._plan_anew([unit for unit in units if _takes_part(unit) or unit in fresh])
+            self._plan_anew([unit for unit in units if unit.takes_part or unit in fresh])
         self._admit(newcomers)
 
     def _plan_anew(self, units: Sequence[TorchUnit]) -> None:
@@ -104,7 +123,7 @@ class SwapEngine:
         self._plan(units)
 
     def _any_frozen(self, units: Sequence[TorchUnit]) -> bool:
-        return any(unit in self.layout.places and not _takes_part(unit) for unit in units)
+        return any(unit in self.layout.places and not unit.takes_part for unit in units)
 
     def _has_mirrors(self) -> bool:
         return any(batch.materialised for batch in self.layout.batches)
@@ -124,7 +143,7 @@ class SwapEngine:
 
     def _new_layout(self) -> SwapLayout:
         return SwapLayout(
-            self._config.swap_times,
+            self._swap_times,
             packed=self._packed,
             pageable_fallback=self._pageable_fallback,
         )
@@ -306,7 +325,3 @@ class SwapEngine:
 
 def _devices_of(units: Iterable[TorchUnit]) -> set[torch.device]:
     return {slot.device for unit in units for slot in unit.swapped()}
-
-
-def _takes_part(unit: TorchUnit) -> bool:
-    return unit.param.requires_grad or unit.has_state

@@ -71,6 +71,7 @@ class SwapLayout:
         pageable_fallback: see `host_memory.allocate_region`.
 
     Attributes:
+        swap_times: as given.
         batches: in the optimizer's order.
         window: how many batches may be on the device at a time; packed, each has a staging arena.
         arena_nbytes: bytes of one staging arena: what the largest batch needs.
@@ -79,7 +80,7 @@ class SwapLayout:
     """
 
     def __init__(self, swap_times: int, *, packed: bool, pageable_fallback: bool) -> None:
-        self._swap_times = swap_times
+        self.swap_times = swap_times
         self._pageable_fallback = pageable_fallback
         self.packed = packed
         self.batches: list[Batch] = []
@@ -160,15 +161,15 @@ class SwapLayout:
     def _divided(self, units: Sequence[TorchUnit]) -> Iterable[Sequence[Cut]]:
         sizes = [_size(unit, packed=self.packed) for unit in units]
         total_nbytes = sum(size.nbytes for size in sizes)
-        memory_nbytes = WINDOW_BATCHES * -(-total_nbytes // self._swap_times)
-        self.window = window_of(total_nbytes, self._swap_times)
+        memory_nbytes = WINDOW_BATCHES * -(-total_nbytes // self.swap_times)
+        self.window = window_of(total_nbytes, self.swap_times)
         capacity_nbytes = -(-memory_nbytes // self.window)
         if capacity_nbytes >= LEAST_DIVIDED_NBYTES:
             # With two batches in flight there are ``swap_times`` of them; more may be a few more.
-            at_most = self._swap_times if self.window == WINDOW_BATCHES else None
+            at_most = self.swap_times if self.window == WINDOW_BATCHES else None
             return divide(sizes, capacity_nbytes + grain_nbytes(sizes), at_most)
         indices = {id(unit): index for index, unit in enumerate(units)}
-        runs = partition(units, self._swap_times) if units else []
+        runs = partition(units, self.swap_times) if units else []
         return [[Cut(indices[id(unit)], 0, _numel(unit)) for unit in run] for run in runs]
 
     def materialise(self, units: Sequence[TorchUnit]) -> None:

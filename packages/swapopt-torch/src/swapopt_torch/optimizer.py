@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 
-from swapopt_common import SwapConfigError, SwapOptimizerConfig
+from swapopt_common import DeviceRoom, SwapConfigError, SwapOptimizerConfig
 from swapopt_torch import announce, checkpoint, guard
 from swapopt_torch.adapters import make_adapter
 from swapopt_torch.adapters.registration import ParamGroup
 from swapopt_torch.checkpoint import StateDict
 from swapopt_torch.delegation import DelegatingOptimizer
 from swapopt_torch.engine import SwapEngine
+from swapopt_torch.room import arrange
 from swapopt_torch.stats import SwapStats, collect_stats
 
 
@@ -24,6 +25,9 @@ def swap_optimizer(
     optimizer: torch.optim.Optimizer,
     config: SwapOptimizerConfig | None = None,
     *,
+    device_memory_budget: int | None = None,
+    resident_bytes: int = 0,
+    resident_fraction: float = 0.0,
     synchronous: bool = False,
     pageable_fallback: bool = False,
 ) -> TorchSwapOptimizer:
@@ -39,6 +43,12 @@ def swap_optimizer(
             its own ``step()`` must not be called any more.
         config: what to swap and how; the defaults suit most models. ``packed_swap=None`` means
             packed, unless the states are on several devices.
+        device_memory_budget: bytes of device memory, over all devices of this process, that
+            states which could swap may take at any time: instead of ``swap_times``. A step gets
+            what it needs to be fast; states stay on the device as far as the rest goes.
+        resident_bytes: keep states of so many bytes on the device: whole parameters, in the
+            optimizer's order, as they fit. The others swap with the config's ``swap_times``.
+        resident_fraction: the same as a share of the bytes of all that could swap, 0 to 1.
         synchronous: make every copy block the host. Slow; for finding faults, or where
             asynchronous copies must be ruled out.
         pageable_fallback: where host memory cannot be pinned, warn and go on in pageable memory,
@@ -48,7 +58,8 @@ def swap_optimizer(
         An optimizer to use in place of ``optimizer``.
 
     Raises:
-        ValueError: the optimizer or its settings cannot be served; nothing has changed.
+        ValueError: the optimizer or its settings cannot be served, a step does not fit into the
+            budget, or more than one of budget, bytes and fraction is given; nothing has changed.
         HostMemoryError: pinned host memory ran out; nothing has changed.
     """
     if config is not None and not isinstance(config, SwapOptimizerConfig):
@@ -59,6 +70,11 @@ def swap_optimizer(
     return TorchSwapOptimizer(
         optimizer,
         config or SwapOptimizerConfig(),
+        DeviceRoom(
+            device_memory_budget=device_memory_budget,
+            resident_bytes=resident_bytes,
+            resident_fraction=resident_fraction,
+        ),
         synchronous=synchronous,
         pageable_fallback=pageable_fallback,
     )
@@ -81,19 +97,22 @@ class TorchSwapOptimizer(DelegatingOptimizer):
         self,
         optimizer: torch.optim.Optimizer,
         config: SwapOptimizerConfig,
+        room: DeviceRoom | None = None,
         *,
         synchronous: bool = False,
         pageable_fallback: bool = False,
     ) -> None:
         guard.refuse_swapped(optimizer)
         self._config = config
+        self._room = room or DeviceRoom()
+        self._room.check_with(config)
         self._options = {"synchronous": synchronous, "pageable_fallback": pageable_fallback}
         self._adapter = make_adapter(optimizer, config)
         super().__init__(optimizer)
         self._engine = SwapEngine(
             config, packed_by_default=self._adapter.packed_by_default, **self._options
         )
-        self._adapter.register_units()
+        self._register()
         # Warnings come before anything changes: they may be errors.
         announce.warn_of_no_effect(config, self._adapter.units)
         self._unswapped = False
@@ -222,6 +241,11 @@ class TorchSwapOptimizer(DelegatingOptimizer):
                 self._attach()
                 adapter.prepare_step()
             newcomers = adapter.newcomers()
+            if self._room.names_given and not engine.has_planned(newcomers):
+                # They change how much room there is.
+                self._attach()
+                adapter.prepare_step()
+                newcomers = adapter.newcomers()
             if newcomers:
                 engine.welcome(newcomers, adapter.units)
                 for unit in newcomers:
@@ -321,7 +345,7 @@ class TorchSwapOptimizer(DelegatingOptimizer):
     def __reduce__(self) -> tuple[Callable[..., TorchSwapOptimizer], tuple[object, ...]]:
         """Copy and pickle as the wrapped optimizer, wrapped again: the copy is pinned anew."""
         self.synchronize()
-        return _wrap_again, (self._base, self._config, self._options)
+        return _wrap_again, (self._base, self._config, self._room, self._options)
 
     def swap_stats(self) -> SwapStats:
         """Return what swaps, what stays and why, and what the last step moved."""
@@ -331,13 +355,26 @@ class TorchSwapOptimizer(DelegatingOptimizer):
         """Bring units, layout and host mirrors in line with the groups and the state."""
         try:
             with _ordinary_tensors():
-                units = self._adapter.register_units()
-                self._engine.attach(units)
-                for unit in units:
+                swap_times = self._register()
+                self._engine.attach(self._adapter.units, swap_times)
+                for unit in self._adapter.units:
                     self._adapter.expose_mirrors(unit)
         except BaseException:
             self._adapter.invalidate()
             raise
+
+    def _register(self) -> int:
+        """Make units of the groups and the state, and return what bounds a step's memory."""
+        adapter = self._adapter
+        found = arrange(
+            self._room,
+            self._config,
+            adapter.register_units(),
+            self._base.state,
+            self._engine.bound_of,
+        )
+        adapter.units = found.units
+        return found.swap_times
 
 
 @contextmanager
@@ -348,6 +385,9 @@ def _ordinary_tensors() -> Iterator[None]:
 
 
 def _wrap_again(
-    optimizer: torch.optim.Optimizer, config: SwapOptimizerConfig, options: dict[str, bool]
+    optimizer: torch.optim.Optimizer,
+    config: SwapOptimizerConfig,
+    room: DeviceRoom,
+    options: dict[str, bool],
 ) -> TorchSwapOptimizer:
-    return TorchSwapOptimizer(optimizer, config, **options)
+    return TorchSwapOptimizer(optimizer, config, room, **options)

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from swapopt_common import SlotState, SwapOptimizerConfig
 from swapopt_torch.local_tensor import are_alike, frame_of, holds_sums, layout_of, local_of
-from swapopt_torch.units import TorchSlot
+from swapopt_torch.units import TorchSlot, TorchUnit
 
 
 def make_slots(
@@ -44,6 +44,23 @@ def make_slots(
         else:
             slots.append(_make_slot(param, key, tensor, config, shared_storages))
     return slots
+
+
+def kept_resident(unit: TorchUnit, state: Mapping[str, torch.Tensor], reason: str) -> TorchUnit:
+    """Return the unit with all its states staying on their device; none has host memory."""
+    slots = [
+        replace(
+            slot,
+            tensor=state.get(slot.name),
+            swappable=False,
+            resident_reason=reason,
+            frame=None,
+        )
+        if slot.swappable
+        else slot
+        for slot in unit.slots
+    ]
+    return replace(unit, slots=slots)
 
 
 def holds_mirror(slot: TorchSlot, value: object) -> bool:

@@ -81,6 +81,7 @@ class SwapStats:
 
     Attributes:
         packed: whether states move through staging arenas.
+        swap_times: what bounds the memory of a step: the config's, or what a budget came to.
         batches: how many batches the states are divided into.
         swapped_states, swapped_nbytes: states that live in host memory now.
         pinned_nbytes: pinned host memory they lie in.
@@ -94,6 +95,7 @@ class SwapStats:
     """
 
     packed: bool
+    swap_times: int
     batches: int
     swapped_states: int
     swapped_nbytes: int
@@ -116,7 +118,7 @@ class SwapStats:
         way = arenas if self.packed else "per tensor"
         resident_nbytes = sum(state.nbytes for state in self.resident)
         rows = [
-            ("movement", f"{way}, {self.batches} batches"),
+            ("movement", f"{way}, {self.batches} batches (swap_times={self.swap_times})"),
             ("on the device in a step", f"at most {_mib(self.bound_nbytes)}"),
             ("swapped", f"{self.swapped_states:,} states, {_mib(self.swapped_nbytes)}"),
             ("pinned host memory", _mib(self.pinned_nbytes)),
@@ -153,6 +155,7 @@ def collect_stats(units: Sequence[TorchUnit], engine: SwapEngine) -> SwapStats:
     home = [slot.storage_nbytes for _, slot in slots if slot.region is not None]
     return SwapStats(
         packed=layout.packed,
+        swap_times=layout.swap_times,
         batches=len(layout.batches),
         swapped_states=len(home),
         swapped_nbytes=sum(home),

@@ -97,6 +97,11 @@ class TorchUnit(UpdateUnit[torch.Tensor, TorchSlot]):
     has_state: bool = False
     is_cut: bool = False
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether a step may update it: it trains, or did so before."""
+        return self.param.requires_grad or self.has_state
+
     def swapped(self) -> list[TorchSlot]:
         """Return the slots that move."""
         return [slot for slot in self.slots if slot.swappable]
