@@ -50,7 +50,7 @@ DEVICE_MODULE_NAMES: Final = {
 # What we ask for with hasattr, and the version that brought it.
 NEWER_NAMES: Final = {"npurt": "2.10.0.post7"}
 # What only the virtual accelerator is asked for.
-VIRTUAL_NAMES: Final = frozenset({"now", "host_register", "host_unregister"})
+VIRTUAL_NAMES: Final = frozenset({"now", "host_register", "host_unregister", "host_mapping_flags"})
 # What we ask of the result of a function of torch.npu; these live in the compiled library.
 RESULT_NAMES: Final = {"npurt": frozenset({"npuHostRegister", "npuHostUnregister"})}
 STREAM_METHODS: Final = ("query", "record_event", "synchronize", "wait_event", "wait_stream")

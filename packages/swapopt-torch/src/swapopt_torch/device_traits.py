@@ -30,17 +30,22 @@ class HostRegistrar(NamedTuple):
     Attributes:
         register: pins (address, bytes), both whole pages; raises RuntimeError if it cannot.
         unregister: undoes it, for an address.
+        mapping_flags: how to map what is to be registered.
     """
 
     register: Callable[[int, int], None]
     unregister: Callable[[int], None]
+    mapping_flags: int = mmap.MAP_SHARED
 
 
 def _own_registrar(device: torch.device) -> HostRegistrar | None:
     """Return the registrar of a device module that has one under plain names."""
     module = torch.get_device_module(device)
     if hasattr(module, "host_register") and hasattr(module, "host_unregister"):
-        return HostRegistrar(module.host_register, module.host_unregister)
+        registrar = HostRegistrar(module.host_register, module.host_unregister)
+        if hasattr(module, "host_mapping_flags"):
+            return registrar._replace(mapping_flags=module.host_mapping_flags())
+        return registrar
     return None
 
 

@@ -88,7 +88,7 @@ def registered_buffer(nbytes: int, registrar: HostRegistrar, device: torch.devic
         OSError: the host has no memory.
     """
     pages = -(-nbytes // mmap.PAGESIZE)
-    mapping = _RegisteredMapping(-1, pages * mmap.PAGESIZE)
+    mapping = _RegisteredMapping(-1, pages * mmap.PAGESIZE, flags=registrar.mapping_flags)
     pin(mapping, registrar, device)
     return mapping
 

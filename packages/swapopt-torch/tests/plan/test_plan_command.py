@@ -73,7 +73,7 @@ def test_a_budget_that_no_swap_times_keeps(tmp_path: Path) -> None:
     assert "below 4,096 bytes" in done.stderr
 
 
-def test_a_budget_says_more_than_a_slow_host(tmp_path: Path) -> None:
+def test_a_slow_host_slows_the_step(tmp_path: Path) -> None:
     steps = {}
     for bandwidth in ("400GB", "40e9"):
         done = run_plan("--host-bandwidth", bandwidth, "--output", str(tmp_path))

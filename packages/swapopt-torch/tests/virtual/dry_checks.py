@@ -5,6 +5,8 @@ Prints, as JSON, a traceback for every check that failed, under its name.
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import re
 import resource
@@ -64,6 +66,17 @@ def a_shard_of_seventy_billion_parameters_takes_no_memory() -> None:
 
 
 @check
+def states_may_be_larger_than_all_memory_of_this_machine() -> None:
+    param = torch.nn.Parameter(torch.empty(2 * 10**11, device="virtual"))
+    param.grad = torch.zeros_like(param)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        optimizer = swap_optimizer(torch.optim.AdamW([param], fused=True))
+    optimizer.step()
+    assert optimizer.swap_stats().pinned_nbytes >= 16 * 10**11
+
+
+@check
 def what_is_read_from_it_is_zero() -> None:
     x = torch.full((2, 3), 5.0, device="virtual")
     assert x.sum().item() == 0
@@ -115,6 +128,30 @@ def printing_shows_zeros() -> None:
     assert f"{x.sum():.1f}" == "0.0"
     assert "[0, 0]" in repr(x.long())
     assert "0.]" in repr(x.half())
+
+
+@check
+def copies_files_and_checkpoints_work() -> None:
+    layer = torch.nn.Linear(64, 64, device="virtual")
+    optimizer = swap_optimizer(
+        torch.optim.AdamW(layer.parameters(), fused=True), SwapOptimizerConfig(swap_times=2)
+    )
+    for _ in range(2):
+        layer(ones(2, 64)).sum().backward()
+        optimizer.step()
+    twin = copy.deepcopy(layer)
+    assert twin.weight.device == layer.weight.device
+    assert layer.weight.untyped_storage().clone().nbytes() == layer.weight.nbytes
+    file = io.BytesIO()
+    torch.save({"model": layer.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    loaded = torch.load(file)
+    assert loaded["model"]["weight"].device == layer.weight.device
+    assert not torch.load(io.BytesIO(file.getvalue()), map_location="cpu")["model"]["weight"].any()
+    layer.load_state_dict(loaded["model"])
+    optimizer.load_state_dict(loaded["optimizer"])
+    optimizer.step()
+    assert optimizer.unswap().state[layer.weight]["exp_avg"].device == layer.weight.device
 
 
 @check

@@ -155,6 +155,7 @@ def _run(options: argparse.Namespace) -> int:
     missing = explain_missing("plan", ["rich", "matplotlib"])
     if missing is not None:
         return fail("plan", missing)
+    from swapopt_torch import HostMemoryError
     from swapopt_torch.virtual import VirtualUnavailableError
 
     try:
@@ -164,7 +165,7 @@ def _run(options: argparse.Namespace) -> int:
         return INTERRUPTED
     except OSError as error:
         return fail("plan", f"The folder {options.output} cannot be written ({error.strerror}).")
-    except (ValueError, VirtualUnavailableError) as error:
+    except (ValueError, VirtualUnavailableError, HostMemoryError) as error:
         return fail("plan", str(error))
     return 0
 

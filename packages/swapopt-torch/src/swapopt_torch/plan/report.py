@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from swapopt_torch.plan.case import Host
 from swapopt_torch.plan.plan import Plan
 from swapopt_torch.plan.rehearsal import Rehearsal
 
@@ -57,10 +58,14 @@ def _introduction(plan: Plan) -> list[tuple[str, str]]:
             "Link",
             f"{card.name}: {card.h2d_bytes_per_second / 1e9:,.1f} GB/s {ways}; the host's "
             f"{plan.host.bytes_per_second / 1e9:,.0f} GB/s (--host-bandwidth) leave "
-            f"{share / 1e9:,.1f} GB/s to each of {plan.host.ranks} ranks"
+            f"{share / 1e9:,.1f} GB/s to {_ranks(plan.host)}"
             + (": this limits the link" if limited else ""),
         ),
     ]
+
+
+def _ranks(host: Host) -> str:
+    return "its one rank" if host.ranks == 1 else f"each of {host.ranks} ranks"
 
 
 def _count(numel: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from .memory import device_index, set_capacity
 from .timeline import now_ns
 
 Device = torch.device | str | int | None
+_MAP_NORESERVE = 0x4000  # Linux; Python has no name for it before 3.13
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 module = types.ModuleType("torch.virtual", __doc__)
@@ -236,6 +238,12 @@ def host_register(ptr: int, nbytes: int) -> None:
 def host_unregister(ptr: int) -> None:
     """Undo `host_register` of the region that starts at `ptr`; a copy in flight is a race."""
     native().host_unregister(ptr)
+
+
+@_public
+def host_mapping_flags() -> int:
+    """How to map memory for `host_register`: a dry device's need not exist, however large it is."""
+    return mmap.MAP_SHARED | (_MAP_NORESERVE if native().is_dry() else 0)
 
 
 @_public
