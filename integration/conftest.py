@@ -29,8 +29,8 @@ class Backend:
     framework: str
     python: Path
 
-    def run(self, script: Path, *arguments: object) -> str:
-        """Run a script; return what it printed, or fail with it."""
+    def run(self, *arguments: object) -> str:
+        """Run Python with these arguments; return what it printed, or fail with it."""
         packages = ("swapopt-common", f"swapopt-{self.framework}")
         sources = [str(ROOT / "packages" / package / "src") for package in packages]
         environment = {
@@ -41,7 +41,7 @@ class Backend:
             "PATH": os.pathsep.join([str(self.python.parent), os.environ["PATH"]]),
         }
         found = subprocess.run(
-            [str(self.python), str(script), *map(str, arguments)],
+            [str(self.python), *map(str, arguments)],
             env=environment,
             capture_output=True,
             text=True,
@@ -49,8 +49,9 @@ class Backend:
             timeout=TIMEOUT_SECONDS,
         )
         if found.returncode:
+            called = " ".join(map(str, arguments))
             pytest.fail(
-                f"{script.name} with {self.framework}:\n{found.stdout}{found.stderr}", pytrace=False
+                f"{called} with {self.framework}:\n{found.stdout}{found.stderr}", pytrace=False
             )
         return found.stdout
 

@@ -3,6 +3,7 @@
 <!-- runs: torch -->          it is run, after the page's earlier ones, in torch's environment
 <!-- runs: mindspore -->      the same in MindSpore's
 <!-- runs: torch, alone -->   it is a program of its own, in a process of its own
+<!-- runs: torch, two processes -->   the same, started by torchrun
 <!-- fragment: REASON -->     it cannot be run by itself
 <!-- tested: PATH::TEST -->   that test runs it, or what it shows
 """
@@ -32,6 +33,8 @@ class Block(NamedTuple):
         kind: runs, fragment or tested; empty where nothing is said.
         what: what is said behind it.
         code: the block itself.
+        framework: the backend that runs it.
+        how: alone, or two processes; empty where it is run after the page's earlier ones.
     """
 
     page: str
@@ -39,6 +42,14 @@ class Block(NamedTuple):
     kind: str
     what: str
     code: str
+
+    @property
+    def framework(self) -> str:
+        return self.what.partition(", ")[0]
+
+    @property
+    def how(self) -> str:
+        return self.what.partition(", ")[2]
 
 
 def blocks_of(page: str) -> list[Block]:

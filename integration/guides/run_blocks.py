@@ -3,16 +3,19 @@
     run_blocks.py FRAMEWORK             all but those that stand alone, page by page
     run_blocks.py FRAMEWORK PAGE LINE   the one whose code begins there, alone
 
-Where a guide says "cuda", the virtual accelerator is taken. Pages may use what every reader has:
-a model, an optimizer, batches; see the two functions below.
+What blocks write goes to a folder that is gone afterwards. Where a guide says "cuda", the virtual
+accelerator is taken. Pages may use what every reader has: a model, an optimizer, batches; see the two
+functions below.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, chdir, nullcontext
+from pathlib import Path
 from typing import Any
 
 from blocks import PAGES, Block, blocks_of
@@ -90,12 +93,23 @@ DEVICES: dict[str, Callable[[], AbstractContextManager[object]]] = {
 }
 
 
+def code_of(block: Block) -> str:
+    """Return the code to run; empty lines before it make the line numbers the page's."""
+    return "\n" * (block.line - 1) + block.code.replace('"cuda"', '"virtual"')
+
+
 def run(block: Block, names: Names) -> None:
     """Run a block; an exception names the page and the line."""
-    # Empty lines before it make the line numbers the page's.
-    code = "\n" * (block.line - 1) + block.code.replace('"cuda"', '"virtual"')
-    exec(compile(code, block.page, "exec"), names)
-    print(f"{block.page}:{block.line}")
+    exec(compile(code_of(block), block.page, "exec"), names)
+
+
+def run_two_processes(block: Block) -> None:
+    """Run a block as torchrun runs a program in two processes."""
+    from torch.distributed.run import main as torchrun
+
+    program = Path("program.py")
+    program.write_text(code_of(block), encoding="utf-8")
+    torchrun(["--standalone", "--nproc-per-node", "2", str(program)])
 
 
 def main(framework: str, *alone: str) -> None:
@@ -103,17 +117,25 @@ def main(framework: str, *alone: str) -> None:
     if alone:
         page, line = alone
         (block,) = (block for block in blocks_of(page) if block.line == int(line))
-        run(block, {})
+        if block.how == "two processes":
+            run_two_processes(block)
+        else:
+            run(block, {})
+        print(f"{block.page}:{block.line}")
         return
     for page in PAGES:
-        chosen = [block for block in blocks_of(page) if block.what == framework]
+        chosen = [
+            block for block in blocks_of(page) if block.framework == framework and not block.how
+        ]
         if chosen:
             with DEVICES[framework]():
                 names = NAMES[framework]()
                 for block in chosen:
                     run(block, names)
+                    print(f"{block.page}:{block.line}")
 
 
 if __name__ == "__main__":
     os.environ.setdefault("GLOG_v", "3")  # read when mindspore is imported
-    main(*sys.argv[1:])
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        main(*sys.argv[1:])

@@ -15,7 +15,8 @@ from conftest import Backend
 RUNNER = Path(__file__).with_name("run_blocks.py")
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 FRAMEWORKS = ("torch", "mindspore")
-ALONE = [block for block in BLOCKS if block.what.endswith(", alone")]
+TOGETHER = [block for block in BLOCKS if block.kind == "runs" and not block.how]
+ALONE = [block for block in BLOCKS if block.kind == "runs" and block.how]
 
 
 def place_of(block: Block) -> str:
@@ -36,7 +37,8 @@ def test_no_block_is_overlooked() -> None:
 def test_a_block_says_what_becomes_of_it(block: Block) -> None:
     ast.parse(block.code)
     if block.kind == "runs":
-        assert block.what.removesuffix(", alone") in FRAMEWORKS
+        assert block.framework in FRAMEWORKS
+        assert block.how in ("", "alone", "two processes")
     elif block.kind == "tested":
         path, _, name = block.what.partition("::")
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
@@ -65,21 +67,14 @@ def test_commands_name_what_exists(page: str) -> None:
 def test_blocks_run(
     backends: tuple[Backend, Backend],
     framework: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (backend,) = (backend for backend in backends if backend.framework == framework)
     printed = backend.run(RUNNER, framework).splitlines()
-    expected = [place_of(block) for block in BLOCKS if block.what == framework]
+    expected = [place_of(block) for block in TOGETHER if block.framework == framework]
     assert [line for line in printed if re.fullmatch(r"[\w./-]+\.md:\d+", line)] == expected
 
 
 @pytest.mark.parametrize("block", ALONE, ids=place_of)
-def test_programs_of_their_own_run(
-    backends: tuple[Backend, Backend], block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    framework = block.what.removesuffix(", alone")
-    (backend,) = (backend for backend in backends if backend.framework == framework)
-    assert place_of(block) in backend.run(RUNNER, framework, block.page, block.line)
+def test_programs_of_their_own_run(backends: tuple[Backend, Backend], block: Block) -> None:
+    (backend,) = (backend for backend in backends if backend.framework == block.framework)
+    assert place_of(block) in backend.run(RUNNER, block.framework, block.page, block.line)
