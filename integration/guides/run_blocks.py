@@ -4,8 +4,8 @@
     run_blocks.py FRAMEWORK PAGE LINE   the one whose code begins there, alone
 
 What blocks write goes to a folder that is gone afterwards. Where a guide says "cuda", the virtual
-accelerator is taken. Pages may use what every reader has: a model, an optimizer, batches; see the two
-functions below.
+accelerator is taken. Pages may use what every reader has: a model, an optimizer, batches; see the
+two functions below.
 """
 
 from __future__ import annotations
