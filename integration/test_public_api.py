@@ -51,3 +51,10 @@ def test_the_reference_lists_every_public_name(package: str) -> None:
     expected = {f"{package}.{name}" for name in public_names(package) - handed_on}
     assert expected
     assert expected <= documented()
+
+
+def test_the_readme_of_common_lists_every_public_name() -> None:
+    text = (ROOT / "packages" / "swapopt-common" / "README.md").read_text(encoding="utf-8")
+    first_cells = re.findall(r"^\| (`[^|]+`) \|", text, re.M)
+    listed = re.findall(r"`(\w+)`", " ".join(first_cells))
+    assert sorted(listed) == sorted(public_names("swapopt_common"))
