@@ -17,7 +17,7 @@ def open_device(device: torch.device) -> OpenDevice:
     del device  # the fixture skips where there is no compiler
 
     def open_with(profile: str) -> VirtualBenchDevice:
-        chosen = choose_device(BenchSettings(device="virtual", profile=profile))
+        chosen = choose_device(BenchSettings(device="virtual", profile=profile, dry=False))
         assert isinstance(chosen, VirtualBenchDevice)
         virtual.reset_clock()
         return chosen

@@ -14,7 +14,8 @@ from swapopt_torch import cli
 from swapopt_torch.bench import command, report
 from swapopt_torch.demo import accelerator
 
-SMALL = ["bench", "--device", "virtual", "--workload", "uniform-64MiB", "--rounds", "1"]
+WET = ["bench", "--device", "virtual", "--no-dry"]  # as this process has the device
+SMALL = [*WET, "--workload", "uniform-64MiB", "--rounds", "1"]
 
 
 def bench(

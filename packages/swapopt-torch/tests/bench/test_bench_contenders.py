@@ -46,11 +46,23 @@ def test_peers_are_measured_where_they_run_and_are_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(contenders, "find_spec", lambda name: name if name in installed else None)
-    chosen, left_out = choose_contenders(device_type)
+    chosen, left_out = choose_contenders(device_type, state_nbytes=2**40, dry=False)
     assert [entry.name for entry in chosen] == [*OWN_NAMES, *peers]
     assert [line.split(", ")[1] for line in left_out] == [
         f"{name} is not installed" for name in absent
     ]
+
+
+@pytest.mark.parametrize(
+    ("state_nbytes", "dry", "measured"),
+    [(2**30, True, True), (8 * 2**30, True, False), (8 * 2**30, False, True)],
+)
+def test_a_plain_move_of_much_is_not_measured_dry(
+    state_nbytes: int, dry: bool, measured: bool
+) -> None:
+    chosen, absent = choose_contenders("virtual", state_nbytes=state_nbytes, dry=dry)
+    assert ("plain .to()" in [entry.name for entry in chosen]) is measured
+    assert len(absent) == (0 if measured else 1)
 
 
 def make_scene(device: torch.device, kind: str = "adamw-fused") -> Scene:

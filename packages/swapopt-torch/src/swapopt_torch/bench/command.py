@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -111,6 +112,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="speeds of the virtual accelerator: h200, ascend-910b or half-duplex (h200)",
     )
+    parser.add_argument(
+        "--dry",
+        action=argparse.BooleanOptionalAction,
+        help="a virtual accelerator of sizes and times alone, without memory and values; without "
+        "it the states have to fit into this machine, several times (--dry)",
+    )
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument(
         "--output",
@@ -130,6 +137,7 @@ def _run(options: argparse.Namespace) -> int:
         training_seconds=options.training_ms * 1e-3,
         device=options.device,
         profile=options.profile,
+        dry=options.dry,
         output=options.output,
         markdown=options.markdown,
     )
@@ -147,7 +155,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _bench(settings: BenchSettings, workload: Workload) -> None:
     from swapopt_torch.bench.device import choose_device
-    from swapopt_torch.bench.report import print_result, write_json
+    from swapopt_torch.bench.report import content_of, print_result
     from swapopt_torch.bench.run import run_bench
 
     try:
@@ -161,7 +169,7 @@ def _bench(settings: BenchSettings, workload: Workload) -> None:
     result = run_bench(settings, workload, device, _say)
     print_result(result, settings)
     written = settings.output / "bench.json"
-    write_json(written, result, settings)
+    written.write_text(json.dumps(content_of(result, settings), indent=2) + "\n")
     print(f"\nFigures in {written}", file=sys.stderr)
     if find_spec("matplotlib") is None:
         print("No picture: matplotlib is not installed.", file=sys.stderr)

@@ -251,14 +251,17 @@ class Entry:
     make: Callable[[Scene], Contender]
 
 
+PLAIN = Entry("plain .to()", PlainMove)
 LEAST = Entry("updates alone", lambda scene: Native(scene, least=True))
 OWN = (
     Entry(NATIVE, Native),
     Entry("per-tensor", lambda scene: Swapped(scene, packed=False)),
     Entry("packed", lambda scene: Swapped(scene, packed=True)),
     Entry("RFC's order", Reference),
-    Entry("plain .to()", PlainMove),
+    PLAIN,
 )
+# A dry device writes zeros to ordinary host memory, which then takes what it says.
+_MOST_ORDINARY_NBYTES = 2 * 2**30
 # Only where their package is installed: (package, device types it runs on, entry).
 PEERS = (
     ("torchao", ("cuda", "xpu"), Entry("torchao offload", TorchaoOffload)),
@@ -266,9 +269,20 @@ PEERS = (
 )
 
 
-def choose_contenders(device_type: str) -> tuple[list[Entry], list[str]]:
-    """Return whom to measure on a device, and a line for each one that is left out."""
+def choose_contenders(
+    device_type: str, *, state_nbytes: int, dry: bool
+) -> tuple[list[Entry], list[str]]:
+    """Return whom to measure on a device, and a line for each one that is left out.
+
+    Args:
+        device_type: of the device.
+        state_nbytes: bytes of states.
+        dry: whether the device is a virtual one without memory.
+    """
     chosen, absent = list(OWN), []
+    if dry and state_nbytes > _MOST_ORDINARY_NBYTES:
+        chosen.remove(PLAIN)
+        absent.append(f"{PLAIN.name}: not measured dry, its host memory is ordinary and large")
     for package, device_types, entry in PEERS:
         if device_type not in device_types:
             continue

@@ -11,7 +11,9 @@ import torch
 
 from swapopt_torch.bench.floor import Link
 from swapopt_torch.bench.link import MeasuredLink, link_of_profile, measure_link
-from swapopt_torch.demo.accelerator import Accelerator, DeviceChoice, choose_accelerator
+from swapopt_torch.bench.settings import BenchSettings
+from swapopt_torch.demo.accelerator import Accelerator, choose_accelerator
+from swapopt_torch.demo.settings import DemoError
 
 _MATRIX_SIZE = 4096
 _CALIBRATION_PRODUCTS = 20
@@ -51,6 +53,11 @@ class BenchDevice(ABC):
     def link(self) -> Link:
         """The link that the floor is computed for."""
 
+    @property
+    @abstractmethod
+    def is_dry(self) -> bool:
+        """Whether it is a virtual one without memory."""
+
     @abstractmethod
     def train(self, seconds: float) -> None:
         """Keep the training stream busy for so long, after the updates; stands in for a model."""
@@ -80,7 +87,8 @@ class VirtualBenchDevice(BenchDevice):
 
     Args:
         accelerator: the device, its clock and its memory.
-        measures_host: measure process time, too, although the processor computes the updates.
+        measures_host: measure process time, too; it means little where the processor computes the
+            updates, and much on a dry device.
     """
 
     def __init__(self, accelerator: Accelerator, *, measures_host: bool = False) -> None:
@@ -98,6 +106,13 @@ class VirtualBenchDevice(BenchDevice):
         from swapopt_torch import virtual
 
         return link_of_profile(virtual.profile())
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether the virtual accelerator is enabled dry."""
+        from swapopt_torch import virtual
+
+        return virtual.is_dry()
 
     def train(self, seconds: float) -> None:
         """Let the host wait for the updates and be busy: as with a loss that is read each step."""
@@ -143,6 +158,11 @@ class CardBenchDevice(BenchDevice):
         """What was measured."""
         return self.measured.link
 
+    @property
+    def is_dry(self) -> bool:
+        """Return False."""
+        return False
+
     def _calibrate(self) -> float:
         accelerator = self.accelerator
         self._multiply(_CALIBRATION_PRODUCTS)
@@ -168,20 +188,27 @@ class CardBenchDevice(BenchDevice):
         return None
 
 
-def choose_device(settings: DeviceChoice) -> BenchDevice:
+def choose_device(settings: BenchSettings) -> BenchDevice:
     """Return the device that the settings ask for, ready to be measured on.
 
     Raises:
         DemoError: there is no such device, or the virtual one cannot be built here.
     """
-    accelerator = choose_accelerator(settings, _enable)
+    dry = settings.dry is not False
+
+    def enable(profile: str) -> None:
+        from swapopt_torch import virtual
+
+        # Tests look for races; here the detector would only cost time of this machine.
+        virtual.enable(profile, races="off", late_copies=False, timeline=True, dry=dry)
+
+    accelerator = choose_accelerator(settings, enable)
     if accelerator.is_virtual:
-        return VirtualBenchDevice(accelerator)
+        # A dry device leaves the processor to Python alone.
+        return VirtualBenchDevice(accelerator, measures_host=dry)
+    if settings.dry is not None:
+        raise DemoError(
+            f"--dry and --no-dry are about the virtual accelerator, but the bench would run on "
+            f"{accelerator.device}. Leave them out, or add --device virtual."
+        )
     return CardBenchDevice(accelerator)
-
-
-def _enable(profile: str) -> None:
-    from swapopt_torch import virtual
-
-    # Tests look for races; here the detector would only cost time of this machine.
-    virtual.enable(profile, races="off", late_copies=False, timeline=True)

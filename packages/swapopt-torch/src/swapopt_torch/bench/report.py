@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 
@@ -214,10 +212,10 @@ def _indented(label: str) -> str:
     return "&nbsp;" * (len(label) - len(inner)) + inner
 
 
-def write_json(path: Path, result: BenchResult, settings: BenchSettings) -> None:
-    """Write every figure, in the units of its name."""
+def content_of(result: BenchResult, settings: BenchSettings) -> dict[str, object]:
+    """Return every figure, in the units of its name, as JSON has it."""
     workload = result.workload
-    content = {
+    return {
         "swapopt_torch": __version__,
         "torch": torch.__version__,
         "device": result.device_title,
@@ -239,7 +237,6 @@ def write_json(path: Path, result: BenchResult, settings: BenchSettings) -> None
         "contenders": [_row_content(result, row) for row in result.rows],
         "not_measured": list(result.absent),
     }
-    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _row_content(result: BenchResult, row: Measured) -> dict[str, object]:

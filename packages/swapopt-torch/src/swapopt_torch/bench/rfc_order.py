@@ -17,7 +17,7 @@ import torch
 from torch.optim import adam as torch_adam
 
 from swapopt_common import partition
-from swapopt_torch.device_traits import pinned_block_nbytes
+from swapopt_torch.host_memory import allocate_region
 from swapopt_torch.optim.adamw import adamw
 from swapopt_torch.streams import compute_stream
 
@@ -132,10 +132,15 @@ class _Batch:
         self.indices = [unit.index for unit in units]
         self.params = [params[index] for index in self.indices]
         self.numels = [unit.numel for unit in units]
-        self.host = torch.zeros(2 * sum(self.numels), dtype=params[0].dtype, pin_memory=True)
-        self.ready = torch.Event(params[0].device)
-        self.updated = torch.Event(params[0].device)
-        self.offloaded = torch.Event(params[0].device)
+        dtype, device = params[0].dtype, params[0].device
+        self._region = allocate_region(dtype, 2 * sum(self.numels), device, pageable_fallback=False)
+        self.host = self._region.flat
+        self.ready, self.updated, self.offloaded = (torch.Event(device) for _ in range(3))
+
+    @property
+    def pinned_nbytes(self) -> int:
+        """Bytes of pinned host memory."""
+        return self._region.pinned_nbytes
 
     def moments(self, arena: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return the moments of every parameter as they lie in an arena."""
@@ -167,14 +172,9 @@ class RfcOrder:
         self._batches = [_Batch(params, part) for part in partition(units, swap_times)]
         self._arena_numel = max(batch.host.numel() for batch in self._batches)
 
-    @property
-    def arena_nbytes(self) -> int:
-        """Bytes of one arena."""
-        return self._arena_numel * self._dtype.itemsize
-
     def pinned_nbytes(self) -> int:
         """Return the bytes of pinned host memory the moments take."""
-        return sum(pinned_block_nbytes(batch.host.nbytes) for batch in self._batches)
+        return sum(batch.pinned_nbytes for batch in self._batches)
 
     def states(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return both moments of every parameter, flat, as views of host memory."""

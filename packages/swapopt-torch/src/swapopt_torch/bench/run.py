@@ -85,7 +85,9 @@ def run_bench(
         entries: whom to measure, native among them; None takes all that there are.
     """
     accelerator = device.accelerator
-    chosen, absent = choose_contenders(accelerator.device.type)
+    chosen, absent = choose_contenders(
+        accelerator.device.type, state_nbytes=workload.state_nbytes, dry=device.is_dry
+    )
     rounds = settings.rounds or (_VIRTUAL_ROUNDS if accelerator.is_virtual else _CARD_ROUNDS)
     kind = OPTIMIZERS[settings.optimizer]
     scene = make_scene(workload, kind, settings.swap_times, accelerator.device)

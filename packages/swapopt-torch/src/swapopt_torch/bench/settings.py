@@ -22,6 +22,7 @@ class BenchSettings:
         training_seconds: how long what stands in for forward and backward takes.
         device: "auto", "virtual", or a device as torch names it.
         profile: of the virtual accelerator; None means h200.
+        dry: whether the virtual accelerator is one without memory and values; None: yes.
         output: folder for bench.json and bench.png.
         markdown: print the table as Markdown.
     """
@@ -35,5 +36,6 @@ class BenchSettings:
     training_seconds: float = RFC_TRAINING_SECONDS
     device: str = "auto"
     profile: str | None = None
+    dry: bool | None = None
     output: Path = field(default_factory=lambda: Path("swapopt-bench"))
     markdown: bool = False
