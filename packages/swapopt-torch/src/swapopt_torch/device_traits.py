@@ -37,6 +37,11 @@ class HostRegistrar(NamedTuple):
     unregister: Callable[[int], None]
     mapping_flags: int = mmap.MAP_SHARED
 
+    @property
+    def has_pages(self) -> bool:
+        """Whether what it registers exists; that of a dry device need not."""
+        return self.mapping_flags == mmap.MAP_SHARED
+
 
 def _own_registrar(device: torch.device) -> HostRegistrar | None:
     """Return the registrar of a device module that has one under plain names."""

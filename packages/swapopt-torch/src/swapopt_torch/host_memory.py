@@ -88,7 +88,12 @@ class HostRegion:
 
 
 def allocate_region(
-    dtype: torch.dtype, numel: int, device: torch.device, *, pageable_fallback: bool
+    dtype: torch.dtype,
+    numel: int,
+    device: torch.device,
+    *,
+    pageable_fallback: bool,
+    zeroed: bool = True,
 ) -> HostRegion:
     """Allocate and pin a region of ``numel`` elements for copies to and from ``device``.
 
@@ -98,6 +103,8 @@ def allocate_region(
         device: whose copy engine is to reach it.
         pageable_fallback: where it cannot be pinned, warn and go on with ordinary memory, whose
             copies block the host.
+        zeroed: whether it must be zeros; False where all of it is written soon, and memory that
+            does not come as zeros by itself need not be written twice.
 
     Raises:
         HostMemoryError: the host could not provide or pin the memory.
@@ -106,7 +113,7 @@ def allocate_region(
     registrar = traits_of(device).find_registrar(device)
     try:
         buffer = (
-            allocated_buffer(nbytes, device)
+            allocated_buffer(nbytes, device, zeroed=zeroed)
             if registrar is None
             else registered_buffer(nbytes, registrar, device)
         )

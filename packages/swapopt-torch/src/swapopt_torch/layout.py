@@ -6,6 +6,8 @@ it was planned for (docs/design.md, "The layout is static").
 
 from __future__ import annotations
 
+import logging
+import mmap
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice
 
@@ -21,6 +23,8 @@ from swapopt_torch.host_memory import (
     registers_memory,
 )
 from swapopt_torch.units import Batch, Share, TorchSlot, TorchUnit
+
+logger = logging.getLogger("swapopt_torch")
 
 ARENA_ALIGNMENT_BYTES = 512
 
@@ -182,6 +186,7 @@ class SwapLayout:
         """
         wanting = [(u, slot) for u in units for slot in u.swapped() if slot.region is None]
         placed = _place([slot for _, slot in wanting], pageable_fallback=self._pageable_fallback)
+        _log_rounding({region for _, region, _ in placed})
         for slot, region, host_offset in placed:
             slot.host_offset = host_offset
             slot.packed = self.packed
@@ -227,9 +232,30 @@ def _place(
         device = row[0].device
         for run in _regions_of(row, device):
             ends = [0, *accumulate(aligned_numel(slot.numel, dtype) for slot in run)]
-            region = allocate_region(dtype, ends[-1], device, pageable_fallback=pageable_fallback)
+            region = allocate_region(
+                dtype,
+                ends[-1],
+                device,
+                pageable_fallback=pageable_fallback,
+                zeroed=any(slot.tensor is None for slot in run),
+            )
             placed.extend((slot, region, offset) for slot, offset in zip(run, ends, strict=False))
     return placed
+
+
+def _log_rounding(regions: set[HostRegion]) -> None:
+    states_nbytes = sum(region.flat.nbytes for region in regions)
+    pinned_nbytes = sum(region.pinned_nbytes for region in regions)
+    if pinned_nbytes > states_nbytes + len(regions) * mmap.PAGESIZE:
+        logger.info(
+            "swapopt: %s bytes of states take %s bytes of pinned memory (%.1f %% more), in %s "
+            "blocks: this device cannot register host memory, and torch's pinned allocator gives "
+            "it in powers of two",
+            f"{states_nbytes:,}",
+            f"{pinned_nbytes:,}",
+            100 * (pinned_nbytes / states_nbytes - 1),
+            len(regions),
+        )
 
 
 def _regions_of(row: list[TorchSlot], device: torch.device) -> Iterable[list[TorchSlot]]:

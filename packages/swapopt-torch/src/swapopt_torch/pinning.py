@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import functools
+import logging
 import mmap
 import os
+import time
 import weakref
 from collections.abc import Callable
 from typing import ClassVar, TypeAlias
@@ -14,6 +17,13 @@ from typing import ClassVar, TypeAlias
 import torch
 
 from swapopt_torch.device_traits import HostRegistrar, pinned_block_nbytes
+
+logger = logging.getLogger("swapopt_torch")
+
+_CHUNK_NBYTES = 2**30
+"""Memory is made in chunks of this size, so that the log can say how far it is."""
+# MADV_POPULATE_WRITE of Linux 5.14: makes pages as a write to each would, and writes nothing.
+_POPULATE = 23
 
 # What torch.frombuffer takes; a host mirror keeps it, and so the memory, alive.
 Buffer: TypeAlias = "mmap.mmap | ctypes.Array[ctypes.c_char]"
@@ -83,14 +93,42 @@ class _RegisteredMapping(mmap.mmap):
 def registered_buffer(nbytes: int, registrar: HostRegistrar, device: torch.device) -> Buffer:
     """Map at least so many bytes, whole pages of zeros, and register them.
 
+    The kernel writes each page once, when it makes it, and nobody does so again. That takes a
+    while for many GiB, and the log says how far it is.
+
     Raises:
         RuntimeError: the device refuses.
         OSError: the host has no memory.
     """
     pages = -(-nbytes // mmap.PAGESIZE)
     mapping = _RegisteredMapping(-1, pages * mmap.PAGESIZE, flags=registrar.mapping_flags)
+    started = time.monotonic()
+    if len(mapping) > _CHUNK_NBYTES and registrar.has_pages:
+        _make_pages(mapping)
     pin(mapping, registrar, device)
+    if len(mapping) > _CHUNK_NBYTES:
+        seconds = time.monotonic() - started
+        logger.info("swapopt: %s of host memory pinned in %.1f s", _gib(len(mapping)), seconds)
     return mapping
+
+
+def _make_pages(mapping: mmap.mmap) -> None:
+    """Let the kernel make a mapping's pages, chunk by chunk, and tell how far it is."""
+    whole = _gib(len(mapping))
+    logger.info("swapopt: making %s of host memory, to be pinned", whole)
+    for start in range(0, len(mapping), _CHUNK_NBYTES):
+        stop = min(start + _CHUNK_NBYTES, len(mapping))
+        try:
+            mapping.madvise(_POPULATE, start, stop - start)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return  # An older kernel makes them when they are registered, without a word.
+        logger.info("swapopt: %s of %s made", _gib(stop), whole)
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB"
 
 
 def pin(mapping: _RegisteredMapping, registrar: HostRegistrar, device: torch.device) -> None:
@@ -102,13 +140,15 @@ def pin(mapping: _RegisteredMapping, registrar: HostRegistrar, device: torch.dev
     lease.begin(lambda: registrar.unregister(address))
 
 
-def allocated_buffer(nbytes: int, device: torch.device) -> Buffer:
-    """Take zeros from torch's pinned allocator.
+def allocated_buffer(nbytes: int, device: torch.device, *, zeroed: bool) -> Buffer:
+    """Take memory from torch's pinned allocator: zeros, or whatever it holds.
 
     Raises:
         RuntimeError: the allocator has none left.
     """
-    memory = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
+    memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    if zeroed:
+        memory.zero_()
     buffer = (ctypes.c_char * nbytes).from_address(memory.data_ptr())
     # The allocator knows its blocks by the tensor that copies, and mirrors are not its own: it has
     # not seen their copies, and would lend the block out again under one of them. The lease holds
