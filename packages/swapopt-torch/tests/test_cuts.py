@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,6 +51,20 @@ def swapped_twin(
 
 def cut_units(optimizer: TorchSwapOptimizer) -> int:
     return sum(unit.is_cut for unit in optimizer._adapter.units)
+
+
+def test_the_log_counts_each_state_once(
+    device: torch.device, packed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "swapopt_torch"):
+        twin = swapped_twin(device, MAKERS["adamw"], packed, min_numel=1000)
+    twin.train(1)
+    assert cut_units(twin.swapped) > 0
+    nbytes = 8 * (sum(NUMELS) - 700)
+    (said,) = [r.getMessage() for r in caplog.records if "live in pinned" in r.getMessage()]
+    assert said.startswith(f"swapopt: 10 states ({nbytes:,} bytes) live in pinned host memory")
+    assert said.endswith("resident: 2 smaller than min_numel=1000")
+    assert twin.swapped.swap_stats().swapped_nbytes == nbytes
 
 
 @pytest.mark.parametrize("kind", list(MAKERS))

@@ -19,7 +19,7 @@ logger = logging.getLogger("swapopt_torch")
 
 def log_layout(layout: SwapLayout) -> None:
     """Log what moves, in how many batches, and the device memory that takes at most."""
-    slots = [slot for batch in layout.batches for unit in batch.units for slot in unit.slots]
+    slots = [slot for unit in layout.places for slot in unit.slots]
     moving = [slot.storage_nbytes for slot in slots if slot.swappable]
     reasons = Counter(slot.resident_reason for slot in slots if not slot.swappable)
     stay = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "none"
