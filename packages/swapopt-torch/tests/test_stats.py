@@ -59,7 +59,7 @@ def test_it_prints_a_table(device: torch.device, packed: bool) -> None:
     text = str(optimizer.swap_stats())
     lines = dict(line.split("  ", 1) for line in text.splitlines() if not line.startswith(" "))
     assert lines["swapped"].strip() == "8 states, 8.0 MiB"
-    assert lines["resident"].strip() == "2 states, 0.0 MiB"
+    assert lines["resident"].strip() == "2 states, 80 bytes"
     assert ("packed, 2 arenas of" in text) is packed
     assert "8.0 MiB in" in lines["last step, to the device"]
     assert "GB/s" in lines["last step, to the host"]

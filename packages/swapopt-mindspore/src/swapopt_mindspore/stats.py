@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from swapopt_mindspore.layout import SwapLayout
 from swapopt_mindspore.slots import MindSporeUnit
 
+_KIB = 2**10
 _MIB = 2**20
 
 
@@ -104,14 +105,14 @@ class SwapStats:
 
     def __str__(self) -> str:
         """Return the figures as a table."""
-        way = f"packed, arenas of {_mib(self.arena_nbytes)}" if self.packed else "per tensor"
+        way = f"packed, arenas of {_size(self.arena_nbytes)}" if self.packed else "per tensor"
         resident_nbytes = sum(state.nbytes for state in self.resident)
         rows = [
             ("movement", f"{way}, {_count(self.batches, 'batch', 'batches')}"),
-            ("on the device in a step", f"at most {_mib(self.bound_nbytes)}"),
-            ("swapped", f"{_states(self.swapped_states)}, {_mib(self.swapped_nbytes)}"),
-            ("pinned host memory", _mib(self.pinned_nbytes)),
-            ("resident", f"{_states(len(self.resident))}, {_mib(resident_nbytes)}"),
+            ("on the device in a step", f"at most {_size(self.bound_nbytes)}"),
+            ("swapped", f"{_states(self.swapped_states)}, {_size(self.swapped_nbytes)}"),
+            ("pinned host memory", _size(self.pinned_nbytes)),
+            ("resident", f"{_states(len(self.resident))}, {_size(resident_nbytes)}"),
             *((f"  {reason}", _states(count)) for reason, count in self.resident_states.items()),
             *self._step_rows(),
         ]
@@ -172,8 +173,10 @@ def collect_stats(
     )
 
 
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / _MIB:,.1f} MiB"
+def _size(nbytes: int) -> str:
+    if nbytes >= _MIB:
+        return f"{nbytes / _MIB:,.1f} MiB"
+    return f"{nbytes / _KIB:,.1f} KiB" if nbytes >= _KIB else f"{nbytes} bytes"
 
 
 def _count(count: int, one: str, many: str) -> str:
@@ -185,7 +188,7 @@ def _states(count: int) -> str:
 
 
 def _transfer(nbytes: int, copies: int, seconds: float) -> str:
-    text = f"{_mib(nbytes)} in {_count(copies, 'copy', 'copies')}"
+    text = f"{_size(nbytes)} in {_count(copies, 'copy', 'copies')}"
     if seconds:
         text += f", {seconds * 1e3:.3f} ms, {nbytes / seconds * 1e-9:.1f} GB/s"
     return text

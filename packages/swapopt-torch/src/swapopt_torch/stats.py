@@ -14,6 +14,7 @@ from swapopt_torch.units import TorchUnit
 if TYPE_CHECKING:
     from swapopt_torch.engine import SwapEngine
 
+_KIB = 2**10
 _MIB = 2**20
 
 
@@ -114,15 +115,15 @@ class SwapStats:
 
     def __str__(self) -> str:
         """Return the figures as a table."""
-        arenas = f"packed, {self.arenas} arenas of {_mib(self.arena_nbytes)}"
+        arenas = f"packed, {self.arenas} arenas of {_size(self.arena_nbytes)}"
         way = arenas if self.packed else "per tensor"
         resident_nbytes = sum(state.nbytes for state in self.resident)
         rows = [
             ("movement", f"{way}, {self.batches} batches (swap_times={self.swap_times})"),
-            ("on the device in a step", f"at most {_mib(self.bound_nbytes)}"),
-            ("swapped", f"{self.swapped_states:,} states, {_mib(self.swapped_nbytes)}"),
-            ("pinned host memory", _mib(self.pinned_nbytes)),
-            ("resident", f"{len(self.resident):,} states, {_mib(resident_nbytes)}"),
+            ("on the device in a step", f"at most {_size(self.bound_nbytes)}"),
+            ("swapped", f"{self.swapped_states:,} states, {_size(self.swapped_nbytes)}"),
+            ("pinned host memory", _size(self.pinned_nbytes)),
+            ("resident", f"{len(self.resident):,} states, {_size(resident_nbytes)}"),
             *((f"  {reason}", f"{n:,} states") for reason, n in self.resident_states.items()),
             *self._step_rows(),
         ]
@@ -173,12 +174,14 @@ def collect_stats(units: Sequence[TorchUnit], engine: SwapEngine) -> SwapStats:
     )
 
 
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / _MIB:,.1f} MiB"
+def _size(nbytes: int) -> str:
+    if nbytes >= _MIB:
+        return f"{nbytes / _MIB:,.1f} MiB"
+    return f"{nbytes / _KIB:,.1f} KiB" if nbytes >= _KIB else f"{nbytes} bytes"
 
 
 def _transfer(nbytes: int, copies: int, seconds: float) -> str:
-    text = f"{_mib(nbytes)} in {copies:,} copies"
+    text = f"{_size(nbytes)} in {copies:,} copies"
     if seconds:
         text += f", {seconds * 1e3:.3f} ms, {nbytes / seconds * 1e-9:.1f} GB/s"
     return text
