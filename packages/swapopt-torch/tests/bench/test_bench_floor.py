@@ -109,11 +109,19 @@ def test_the_optimum_is_the_best_within_memory_and_budget(
 
 
 @pytest.mark.parametrize(("profile", "share"), [("h200", 0.02), ("ascend-910b", 0.20)])
-def test_the_host_issues_within_its_budget(profile: str, share: float) -> None:
+@pytest.mark.parametrize("issue_share", [0.0, 0.3, 0.6])
+def test_the_host_issues_within_its_budget(profile: str, share: float, issue_share: float) -> None:
     link = link_of_profile(virtual.PROFILES[profile])
-    demand = Demand(GIB, 0.001, 0.0)
-    pieces = find_optimum(link, demand, 16).pieces
-    assert 3 * pieces * link.host_issue_seconds <= share * demand.floor_seconds(link)
+    budget_seconds = share * link.transfer_seconds(GIB)
+    demand = Demand(GIB, 0.001, issue_share * budget_seconds)
+
+    def host_seconds(pieces: int) -> float:
+        updates_seconds = max(pieces * link.host_issue_seconds, demand.issue_seconds)
+        return 2 * pieces * link.host_issue_seconds + updates_seconds
+
+    most = most_pieces(link, demand)
+    assert host_seconds(most) <= budget_seconds < host_seconds(most + 1)
+    assert find_optimum(link, demand, 16).pieces <= most
 
 
 @pytest.mark.parametrize("profile", sorted(virtual.PROFILES))

@@ -126,11 +126,17 @@ def step_seconds(link: Link, demand: Demand, pieces: int, in_flight: int) -> flo
 
 
 def most_pieces(link: Link, demand: Demand) -> int:
-    """Return how many pieces the host may issue within its budget."""
+    """Return how many pieces the host may issue within its budget, updates included."""
     budget_nbytes = max(demand.nbytes, _BUDGET_NBYTES)
     floor_seconds = max(link.transfer_seconds(budget_nbytes), demand.update_seconds)
-    issue_seconds = ISSUES_PER_PIECE * link.host_issue_seconds
-    return int(link.host_budget_share * floor_seconds / issue_seconds) if issue_seconds else 10_000
+    budget_seconds = link.host_budget_share * floor_seconds
+    if link.host_issue_seconds == 0:
+        return 10_000
+    if_launches_prevail = budget_seconds / (ISSUES_PER_PIECE * link.host_issue_seconds)
+    # A list that is launched tensor by tensor takes its time in however many pieces.
+    copies_seconds = (ISSUES_PER_PIECE - 1) * link.host_issue_seconds
+    if_lists_prevail = (budget_seconds - demand.issue_seconds) / copies_seconds
+    return max(0, int(min(if_launches_prevail, if_lists_prevail)))
 
 
 def find_optimum(link: Link, demand: Demand, swap_times: int) -> Optimum:
