@@ -19,9 +19,10 @@ TORCH_FLOORS = [
     {"cutting", "pinning", "optim.adamw", "division", "schedule"},
     {"host_memory"},
     {"units"},
+    {"placing"},
     {"layout"},
     {"residency", "movement", "stats", "optim"},
-    {"staging", "room"},
+    {"staging", "room", "homes", "lending", "outcome", "step_plans"},
     {"per_tensor", "packed"},
     {"pipeline"},
     {"adapters.registration", "adapters.operands", "adapters.step_counters"},
@@ -32,6 +33,7 @@ TORCH_FLOORS = [
     {"announce", "checkpoint"},
     {"engine"},
     {"optimizer"},
+    {"wrapping"},
     {""},
 ]
 MINDSPORE_FLOORS = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -10,21 +9,18 @@ import torch
 from swapopt_common import SlotState, SwapConfigError, SwapOptimizerConfig, move_slots
 from swapopt_torch import announce
 from swapopt_torch.device_traits import is_capturing
-from swapopt_torch.host_memory import HostRegion, allocate_region
 from swapopt_torch.layout import SwapLayout
+from swapopt_torch.lending import Lending
 from swapopt_torch.movement import (
     STAY,
-    BatchEvents,
-    DevicePart,
     Movement,
-    RegionMoves,
-    StepBatch,
 )
 from swapopt_torch.packed import PackedMovement
 from swapopt_torch.per_tensor import PerTensorMovement
 from swapopt_torch.pipeline import PipelineSwapRuntime, offload_states
+from swapopt_torch.step_plans import StepPlans
 from swapopt_torch.streams import CallersStreams, copy_streams
-from swapopt_torch.units import Batch, Share, TorchSlot, TorchUnit
+from swapopt_torch.units import Share, TorchSlot, TorchUnit
 
 
 class SwapEngine:
@@ -53,12 +49,9 @@ class SwapEngine:
         self._synchronous = synchronous
         self._pageable_fallback = pageable_fallback
         self._movement: Movement | None = None
-        # Weak: memory that no slot lives in any more goes when the last snapshot of it goes.
-        self._lent: weakref.WeakSet[HostRegion] = weakref.WeakSet()
-        self._events: dict[tuple[Batch, torch.device], BatchEvents] = {}
-        self._whole_parts: dict[Batch, tuple[int, list[DevicePart]]] = {}
-        self._whole_step: tuple[int, list[StepBatch]] = (-1, [])
+        self.lending = Lending()
         self.layout = self._new_layout()
+        self._plans = StepPlans(self.layout)
         self.runtime: PipelineSwapRuntime | None = None
 
     def _check_devices(self, devices: set[torch.device]) -> None:
@@ -137,9 +130,7 @@ class SwapEngine:
         self._packed = self._packed_on_one_device
         self.layout = self._new_layout()
         self._movement = self.runtime = None
-        self._events.clear()
-        self._whole_parts.clear()
-        self._whole_step = (-1, [])
+        self._plans = StepPlans(self.layout)
 
     def _new_layout(self) -> SwapLayout:
         return SwapLayout(
@@ -197,47 +188,14 @@ class SwapEngine:
         if self.runtime is None:
             step_batch([share for unit in units for _, share in self.layout.places[unit]])
         else:
-            moved = self._regions_to_spare(units) if self._lent else STAY
-            self.runtime.run_pipeline(self._step_batches(units), step_batch, moved)
-
-    def lend(self, slot: TorchSlot) -> torch.Tensor:
-        """Return a tensor over a state's host memory that no later step changes.
-
-        While its storage lives, offloads go to fresh memory instead (copy on write).
-        """
-        assert slot.region is not None, "only a materialised state has host memory to lend"
-        self._lent.add(slot.region)
-        return slot.framed(slot.region.lend(slot.host_offset, slot.shape))
-
-    def lent_regions(self) -> frozenset[HostRegion]:
-        """Return the host memory that live snapshots lie in."""
-        return frozenset(region for region in self._lent if region.is_lent)
-
-    @property
-    def has_lent(self) -> bool:
-        """Whether a snapshot over the host memory may be alive."""
-        return bool(self._lent)
-
-    def _regions_to_spare(self, units: Sequence[TorchUnit]) -> RegionMoves:
-        """Return fresh regions for those of the units' states that live snapshots lie in.
-
-        Raises:
-            HostMemoryError: no memory for both; nothing has changed.
-        """
-        written = {slot.region for unit in units for slot in unit.swapped()}
-        device = next(iter(self.layout.devices))
-        moved = {}
-        for region in list(self._lent):
-            if not region.is_lent:
-                self._lent.discard(region)
-            elif region in written:
-                moved[region] = allocate_region(
-                    region.flat.dtype,
-                    region.flat.numel(),
-                    device,
+            moved = STAY
+            if self.lending.has_lent:
+                moved = self.lending.regions_to_spare(
+                    units,
+                    next(iter(self.layout.devices)),
                     pageable_fallback=self._pageable_fallback,
                 )
-        return moved
+            self.runtime.run_pipeline(self._plans.batches_of(units), step_batch, moved)
 
     def settle(self) -> None:
         """Block the host until all offloads are complete: the mirrors can be read."""
@@ -270,57 +228,6 @@ class SwapEngine:
         if device not in self.layout.devices:
             # Its states were somewhere else than its parameters: nobody would wait for it later.
             copy_streams(device).settle()
-
-    def _step_batches(self, units: Sequence[TorchUnit]) -> list[StepBatch]:
-        if len(units) < len(self.layout.places):
-            return self._make_step_batches(units)
-        version, batches = self._whole_step
-        if version != self.layout.version:
-            batches = self._make_step_batches(units)
-            self._whole_step = self.layout.version, batches
-        return batches
-
-    def _make_step_batches(self, units: Sequence[TorchUnit]) -> list[StepBatch]:
-        found: dict[Batch, list[Share]] = {}
-        for unit in units:
-            for batch, share in self.layout.places[unit]:
-                found.setdefault(batch, []).append(share)
-        batches: list[StepBatch] = []
-        for batch, shares in found.items():
-            parts = self._parts(batch, shares)
-            if parts or not batches:
-                batches.append(StepBatch(shares, parts))
-            else:
-                # Nothing to move here. A batch without states would break the chain of hand-overs
-                # from one owner of a staging arena to the next, so its units join the one before.
-                batches[-1].shares.extend(shares)
-        return batches
-
-    def _parts(self, batch: Batch, shares: list[Share]) -> list[DevicePart]:
-        if len(shares) < len(batch.shares):
-            return self._make_parts(batch, shares)
-        version, parts = self._whole_parts.get(batch, (-1, []))
-        if version != batch.version:
-            parts = self._make_parts(batch, shares)
-            self._whole_parts[batch] = batch.version, parts
-        return parts
-
-    def _make_parts(self, batch: Batch, shares: list[Share]) -> list[DevicePart]:
-        by_device: dict[torch.device, list[TorchSlot]] = {}
-        for share in shares:
-            for slot in share.slots:
-                by_device.setdefault(slot.device, []).append(slot)
-        whole = sum(map(len, by_device.values())) == batch.materialised
-        return [
-            DevicePart(batch, copy_streams(device), slots, self._events_of(batch, device), whole)
-            for device, slots in by_device.items()
-        ]
-
-    def _events_of(self, batch: Batch, device: torch.device) -> BatchEvents:
-        events = self._events.get((batch, device))
-        if events is None:
-            events = self._events[batch, device] = BatchEvents(device)
-        return events
 
 
 def _devices_of(units: Iterable[TorchUnit]) -> set[torch.device]:

@@ -7,22 +7,17 @@ it was planned for (docs/design.md, "The layout is static").
 from __future__ import annotations
 
 import logging
-import mmap
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, islice
 
 import torch
 
 from swapopt_common import partition, window_of
-from swapopt_torch.cutting import cut_to_fit
 from swapopt_torch.division import Cut, Size, divide, grain_nbytes
 from swapopt_torch.host_memory import (
-    HostRegion,
     aligned_numel,
-    allocate_region,
-    registers_memory,
 )
-from swapopt_torch.units import Batch, Share, TorchSlot, TorchUnit
+from swapopt_torch.placing import place
+from swapopt_torch.units import Batch, Share, TorchUnit
 
 logger = logging.getLogger("swapopt_torch")
 
@@ -185,8 +180,7 @@ class SwapLayout:
             HostMemoryError: no memory; nothing has changed.
         """
         wanting = [(u, slot) for u in units for slot in u.swapped() if slot.region is None]
-        placed = _place([slot for _, slot in wanting], pageable_fallback=self._pageable_fallback)
-        _log_rounding({region for _, region, _ in placed})
+        placed = place([slot for _, slot in wanting], pageable_fallback=self._pageable_fallback)
         for slot, region, host_offset in placed:
             slot.host_offset = host_offset
             slot.packed = self.packed
@@ -218,51 +212,3 @@ def _states_of(share: Share) -> list[tuple[torch.dtype, int]]:
 
 def _planned_states(batch: Batch) -> list[tuple[torch.dtype, int]]:
     return [state for share in batch.shares for state in _states_of(share)]
-
-
-def _place(
-    slots: Sequence[TorchSlot], *, pageable_fallback: bool
-) -> list[tuple[TorchSlot, HostRegion, int]]:
-    """Allocate regions of one dtype each; return each slot's region and element offset."""
-    by_dtype: dict[torch.dtype, list[TorchSlot]] = {}
-    for slot in slots:
-        by_dtype.setdefault(slot.dtype, []).append(slot)
-    placed: list[tuple[TorchSlot, HostRegion, int]] = []
-    for dtype, row in by_dtype.items():
-        device = row[0].device
-        for run in _regions_of(row, device):
-            ends = [0, *accumulate(aligned_numel(slot.numel, dtype) for slot in run)]
-            region = allocate_region(
-                dtype,
-                ends[-1],
-                device,
-                pageable_fallback=pageable_fallback,
-                zeroed=any(slot.tensor is None for slot in run),
-            )
-            placed.extend((slot, region, offset) for slot, offset in zip(run, ends, strict=False))
-    return placed
-
-
-def _log_rounding(regions: set[HostRegion]) -> None:
-    states_nbytes = sum(region.flat.nbytes for region in regions)
-    pinned_nbytes = sum(region.pinned_nbytes for region in regions)
-    if pinned_nbytes > states_nbytes + len(regions) * mmap.PAGESIZE:
-        logger.info(
-            "swapopt: %s bytes of states take %s bytes of pinned memory (%.1f %% more), in %s "
-            "blocks: this device cannot register host memory, and torch's pinned allocator gives "
-            "it in powers of two",
-            f"{states_nbytes:,}",
-            f"{pinned_nbytes:,}",
-            100 * (pinned_nbytes / states_nbytes - 1),
-            len(regions),
-        )
-
-
-def _regions_of(row: list[TorchSlot], device: torch.device) -> Iterable[list[TorchSlot]]:
-    """Divide slots of one dtype among regions: one, unless pinned memory comes in blocks."""
-    if registers_memory(device):
-        return [row]
-    itemsize = row[0].dtype.itemsize
-    lengths = cut_to_fit([aligned_numel(slot.numel, slot.dtype) * itemsize for slot in row])
-    rest = iter(row)
-    return [list(islice(rest, length)) for length in lengths]

@@ -1,4 +1,4 @@
-"""`swap_optimizer` and the optimizer it returns."""
+"""The optimizer that `swap_optimizer` returns."""
 
 from __future__ import annotations
 
@@ -19,70 +19,6 @@ from swapopt_torch.delegation import DelegatingOptimizer
 from swapopt_torch.engine import SwapEngine
 from swapopt_torch.room import arrange
 from swapopt_torch.stats import SwapStats, collect_stats
-
-
-def swap_optimizer(
-    optimizer: torch.optim.Optimizer,
-    config: SwapOptimizerConfig | None = None,
-    *,
-    device_memory_budget: int | None = None,
-    resident_bytes: int = 0,
-    resident_fraction: float = 0.0,
-    synchronous: bool = False,
-    pageable_fallback: bool = False,
-) -> TorchSwapOptimizer:
-    """Wrap an Adam or AdamW optimizer so that its states live in pinned host memory.
-
-    States that exist are copied to the host at once; states that do not exist yet are born there.
-    During ``step()`` they visit the device batch by batch. Results equal the wrapped optimizer's
-    bit for bit.
-
-    Args:
-        optimizer: a torch.optim.Adam, a torch.optim.AdamW, or HyperParallel's AdamW
-            (`swapopt_torch.optim.AdamW` or its original). It keeps its groups and its state, but
-            its own ``step()`` must not be called any more.
-        config: what to swap and how; the defaults suit most models. ``packed_swap=None`` means
-            packed, unless the states are on several devices.
-        device_memory_budget: bytes of device memory, over all devices of this process, that
-            states which could swap may take at any time: instead of ``swap_times``. A step gets
-            what it needs to be fast; states stay on the device as far as the rest goes.
-        resident_bytes: keep states of so many bytes on the device: whole parameters, in the
-            optimizer's order, as they fit. The others swap with the config's ``swap_times``.
-        resident_fraction: the same as a share of the bytes of all that could swap, 0 to 1.
-        synchronous: make every copy block the host. Slow; for finding faults, or where
-            asynchronous copies must be ruled out.
-        pageable_fallback: where host memory cannot be pinned, warn and go on in pageable memory,
-            whose copies block the host, instead of raising HostMemoryError.
-
-    Returns:
-        An optimizer to use in place of ``optimizer``.
-
-    Raises:
-        ValueError: the optimizer or its settings cannot be served, a step does not fit into the
-            budget, or more than one of budget, bytes and fraction is given; nothing has changed.
-        HostMemoryError: pinned host memory ran out; nothing has changed.
-    """
-    if config is not None and not isinstance(config, SwapOptimizerConfig):
-        raise SwapConfigError(
-            f"config must be a SwapOptimizerConfig or None, found {config!r}. Write for example "
-            "swap_optimizer(optimizer, SwapOptimizerConfig(swap_times=16))."
-        )
-    return TorchSwapOptimizer(
-        optimizer,
-        config or SwapOptimizerConfig(),
-        DeviceRoom(
-            device_memory_budget=device_memory_budget,
-            resident_bytes=resident_bytes,
-            resident_fraction=resident_fraction,
-        ),
-        synchronous=synchronous,
-        pageable_fallback=pageable_fallback,
-    )
-
-
-def is_swap_optimizer(optimizer: object) -> bool:
-    """Say whether ``optimizer`` came from `swap_optimizer`."""
-    return isinstance(optimizer, TorchSwapOptimizer)
 
 
 class TorchSwapOptimizer(DelegatingOptimizer):
@@ -250,7 +186,7 @@ class TorchSwapOptimizer(DelegatingOptimizer):
                 engine.welcome(newcomers, adapter.units)
                 for unit in newcomers:
                     adapter.create_state(unit)
-            self._unexposed = engine.has_lent
+            self._unexposed = engine.lending.has_lent
             engine.run(adapter.iter_update_units(), adapter.step_batch)
             adapter.finish_step()
             self._finish()
@@ -294,11 +230,12 @@ class TorchSwapOptimizer(DelegatingOptimizer):
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         state = self.state
-        mirrors, lent = self._adapter.mirrors(), self._engine.lent_regions()
+        lending = self._engine.lending
+        mirrors, lent = self._adapter.mirrors(), lending.lent_regions()
 
         def lend(tensor: torch.Tensor) -> torch.Tensor | None:
             slot = mirrors.get(id(tensor))
-            return None if slot is None or slot.region in lent else self._engine.lend(slot)
+            return None if slot is None or slot.region in lent else lending.lend(slot)
 
         state_dict = checkpoint.save(self.param_groups, state, lend)
         for post_hook in self._optimizer_state_dict_post_hooks.values():

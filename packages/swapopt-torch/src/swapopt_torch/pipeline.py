@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from swapopt_common import SlotState, SwapStepError, move_slots
-from swapopt_torch.host_memory import HostRegion
+from swapopt_common import SlotState, move_slots
+from swapopt_torch.homes import bind_mirrors, land, reunite
 from swapopt_torch.movement import (
     STAY,
     BatchEvents,
@@ -17,6 +17,7 @@ from swapopt_torch.movement import (
     RegionMoves,
     StepBatch,
 )
+from swapopt_torch.outcome import outcome_of
 from swapopt_torch.schedule import Verb, schedule
 from swapopt_torch.stats import StepTimes, TransferCounts
 from swapopt_torch.streams import CallersStreams, CopyStreams, Edge, compute_stream, wait
@@ -84,7 +85,7 @@ class PipelineSwapRuntime:
                 self._execute(verb, position)
         except BaseException as error:
             self._failed = True
-            outcome = _outcome(batches, error)
+            outcome = outcome_of(batches, error)
             self.recover()
             if outcome is not None and isinstance(error, Exception):
                 raise outcome from error
@@ -108,10 +109,10 @@ class PipelineSwapRuntime:
                 self._bring_home(position, batch)
                 came_home = self._moved
             for part in batch.parts:
-                _land(part.slots)
-                _bind_mirrors(part, came_home)
+                land(part.slots)
+                bind_mirrors(part, came_home)
             batch.progress = Progress.RELEASED
-        _reunite(self._batches, self._moved)
+        reunite(self._batches, self._moved)
         self._movement.release_all()
         self._failed = False
         self._end_step()
@@ -197,7 +198,7 @@ class PipelineSwapRuntime:
                 events.offloaded.record(streams.d2h)
             streams.offloaded(events.offloaded)
             move_slots(part.slots, SlotState.D2H, events.offloaded)
-            _bind_mirrors(part, self._moved)
+            bind_mirrors(part, self._moved)
         batch.progress = Progress.OFFLOADED
 
     def _release(self, position: int) -> None:
@@ -256,88 +257,3 @@ def _no_update(shares: Sequence[Share]) -> None:
 
 def _streams_of(batches: Sequence[StepBatch]) -> list[CopyStreams]:
     return list({part.streams: None for batch in batches for part in batch.parts})
-
-
-def _bind_mirrors(part: DevicePart, moved: RegionMoves) -> None:
-    """Let every slot's ``tensor`` be its host mirror again, in the region it has gone to."""
-    for slot in part.slots:
-        new_region = moved.get(slot.region) if slot.region is not None else None
-        if new_region is not None:
-            slot.live_in(new_region)
-            part.batch.version += 1
-            if slot.whole is not None and slot.ends_whole:
-                # All its ranges have gone there by now.
-                _move_mirror(slot.whole, new_region)
-        slot.tensor = slot.cpu_tensor
-
-
-def _reunite(batches: Sequence[StepBatch], moved: RegionMoves) -> None:
-    """Let ranges of one slot live in one region again, where a failed step has parted them."""
-    ranges = [
-        (part, slot)
-        for batch in batches
-        for part in batch.parts
-        for slot in part.slots
-        if slot.whole is not None
-    ]
-    new_homes = {slot.whole: slot.region for _, slot in ranges if slot.region in moved.values()}
-    for part, slot in ranges:
-        new_region = new_homes.get(slot.whole)
-        if new_region is None or slot.whole is None:
-            continue
-        if slot.region is not new_region:
-            new_region.mirror(slot.host_offset, slot.shape).copy_(_mirror(slot))
-            slot.live_in(new_region)
-            part.batch.version += 1
-            slot.tensor = slot.cpu_tensor
-        if slot.whole.region is not new_region and slot.ends_whole:
-            _move_mirror(slot.whole, new_region)
-
-
-def _move_mirror(slot: TorchSlot, region: HostRegion) -> None:
-    slot.live_in(region)
-    slot.tensor = slot.cpu_tensor
-
-
-def _mirror(slot: TorchSlot) -> torch.Tensor:
-    assert slot.cpu_tensor is not None, "what moves has host memory"
-    return slot.cpu_tensor
-
-
-def _land(slots: Sequence[TorchSlot]) -> None:
-    """Walk slots, by allowed moves, to HOST, whose mirror holds the valid value by now."""
-    updated = [slot for slot in slots if slot.state is SlotState.DEVICE]
-    move_slots(updated, SlotState.D2H)
-    move_slots([slot for slot in slots if slot.state is not SlotState.HOST], SlotState.HOST)
-
-
-def _outcome(batches: Sequence[StepBatch], error: BaseException) -> SwapStepError | None:
-    """Return what to say of a failed step, or None if nothing was updated."""
-    done = [i for i, batch in enumerate(batches) if batch.progress >= Progress.UPDATED]
-    begun = [i for i, batch in enumerate(batches) if batch.progress is Progress.UPDATING]
-    if not done and not begun:
-        return None
-    parts = [f"The step failed with {len(done)} of {len(batches)} batches updated"]
-    if done:
-        names = ", ".join(_name(position, batches[position]) for position in done)
-        parts.append(f": {names}. Their parameters and states hold the new values")
-    if begun:
-        parts.append(
-            f". Batch {_name(begun[0], batches[begun[0]])} was being updated: each of its "
-            "parameters (or the range of it) holds the old or the new value, and its states with it"
-        )
-    parts.append(
-        ". All others hold the old ones; every state is back in host memory. Cause: "
-        f"{type(error).__name__}: {error}"
-    )
-    return SwapStepError("".join(parts), tuple(done), begun[0] if begun else None)
-
-
-def _name(position: int, batch: StepBatch) -> str:
-    first, last = batch.shares[0], batch.shares[-1]
-    return f"{position} ({_share_name(first)} to {_share_name(last)})"
-
-
-def _share_name(share: Share) -> str:
-    elements = "" if share.is_whole else f"[{share.start}:{share.stop}]"
-    return f"{share.unit.name}{elements}"

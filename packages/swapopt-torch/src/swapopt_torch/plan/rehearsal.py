@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from swapopt_torch import SwapOptimizerConfig, virtual
-from swapopt_torch.optimizer import TorchSwapOptimizer, swap_optimizer
+from swapopt_torch.optimizer import TorchSwapOptimizer
 from swapopt_torch.plan.case import DTYPES, OPTIMIZERS, Case
+from swapopt_torch.wrapping import swap_optimizer
 
 _DEVICE = "virtual:0"
 _WARM_UP_STEPS = 2
