@@ -455,3 +455,35 @@ def test_hyper_adamw_equals_torchs_fused_one_natively(
         for key in SWAPPED_KEYS:
             value = ours.optimizer.state[one][key]
             assert_same_bits(value, theirs.optimizer.state[other][key], key)
+
+
+@pytest.mark.parametrize(
+    "room",
+    [{"resident_fraction": 0.5}, {"device_memory_budget": 73_000}],
+    ids=["fraction", "budget"],
+)
+def test_states_that_stay_are_dtensors(
+    device: torch.device, mesh: DeviceMesh, packed: bool, make: Any, room: dict[str, Any]
+) -> None:
+    """Local bytes are counted; what stays is what it is natively."""
+    swapped = make_sharded_twin(device, mesh, make)
+    config = SwapOptimizerConfig(packed_swap=packed)
+    swapped.optimizer = swap_optimizer(swapped.base, config, **room)
+    native = make_sharded_twin(device, mesh, make)
+    for twin in (swapped, native):
+        twin.train(2)
+    saved = swapped.optimizer.state_dict()
+    swapped.optimizer.load_state_dict(saved)
+    for twin in (swapped, native):
+        twin.train(range(2, 4))
+    assert_alike(swapped, native)
+    assert_framed_alike(swapped, native)
+    kept = [s for s in swapped.swapped.swap_stats().resident if s.reason.startswith("kept by")]
+    assert kept or "device_memory_budget" in room
+    assert 0 < swapped.swapped.swap_stats().swapped_states
+    assert sum(state.nbytes for state in kept) <= sum(
+        local_of(value).nbytes
+        for state in swapped.optimizer.state.values()
+        for value in state.values()
+        if local_of(value).device == device
+    )
