@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from swapopt_torch import SwapOptimizerConfig, swap_optimizer
+from swapopt_common import grain
+from swapopt_torch import SwapOptimizerConfig, layout, swap_optimizer
 from training import assert_same_bits
 
 SHAPES = st.one_of(
@@ -71,12 +76,29 @@ CONFIGS = st.builds(
 )
 
 
+ROOMS = st.sampled_from(
+    [{}, {}, {"resident_fraction": 0.3}, {"resident_bytes": 10_000}, {"resident_fraction": 1.0}]
+)
+
+
+@contextmanager
+def grain_of(least_batch_nbytes: int | None) -> Iterator[None]:
+    """Treat small states as if they were large: cut them, with many batches in flight."""
+    with pytest.MonkeyPatch.context() as patch:
+        if least_batch_nbytes is not None:
+            patch.setattr(layout, "LEAST_DIVIDED_NBYTES", 1)
+            patch.setattr(grain, "LEAST_BATCH_BYTES", least_batch_nbytes)
+        yield
+
+
 # The device fixture only names the device: it need not be made anew for each example.
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     groups=groups(),
     adamw=st.sampled_from(["adam", "adamw", "fused"]),
     config=CONFIGS,
+    least_batch_nbytes=st.sampled_from([None, 512, 8192, 2**30]),
+    room=ROOMS,
     synchronous=st.booleans(),
     data=st.data(),
 )
@@ -86,6 +108,21 @@ def test_any_training_is_equal_to_native(
     groups: list[Group],
     adamw: str,
     config: SwapOptimizerConfig,
+    least_batch_nbytes: int | None,
+    room: dict[str, float],
+    synchronous: bool,
+    data: st.DataObject,
+) -> None:
+    with grain_of(least_batch_nbytes):
+        compare(device, groups, adamw, config, room, synchronous, data)
+
+
+def compare(
+    device: torch.device,
+    groups: list[Group],
+    adamw: str,
+    config: SwapOptimizerConfig,
+    room: dict[str, Any],
     synchronous: bool,
     data: st.DataObject,
 ) -> None:
@@ -112,8 +149,12 @@ def test_any_training_is_equal_to_native(
 
     native, reference = build()
     swapped, base = build()
-    optimizer = swap_optimizer(base, config, synchronous=synchronous)
+    optimizer = swap_optimizer(base, config, **room, synchronous=synchronous)
+    snapshots: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for step in range(4):
+        if data.draw(st.booleans(), label=f"a snapshot before step {step}"):
+            saved = optimizer.state_dict()
+            snapshots.append((saved, copy.deepcopy(saved)))
         wanted = data.draw(st.lists(st.booleans(), min_size=len(native), max_size=len(native)))
         frozen = data.draw(st.sampled_from([None, *range(len(native))]), label=f"frozen at {step}")
         for index, (one, other) in enumerate(zip(native, swapped, strict=True)):
@@ -125,6 +166,10 @@ def test_any_training_is_equal_to_native(
             other.grad = grad.clone() if has_gradient else None
         reference.step()
         optimizer.step()
+    for saved, copied in snapshots:
+        for number, entries in copied["state"].items():
+            for key, value in entries.items():
+                assert_same_bits(saved["state"][number][key], value, f"{key} in a snapshot")
     state = optimizer.state
     for index, (one, other) in enumerate(zip(native, swapped, strict=True)):
         assert_same_bits(other, one, f"parameter {index}")
