@@ -85,7 +85,18 @@ def test_swap_times_that_make_no_more_batches_are_left_out() -> None:
     trade = explore(rehearse, budget_bytes=2 * 72)
     assert max(trade.swapped) < MOST_SWAP_TIMES
     batches = [found.batches for found in trade.swapped.values()]
-    assert len(batches) == len(set(batches))
+    assert len(batches) == len(set(batches))  # two of each here, so memory differs with them
+
+
+def test_as_many_batches_in_less_memory_are_another_choice() -> None:
+    def rehearse_ninety_six(swap_times: int | None) -> Rehearsal:
+        found = rehearse(swap_times)
+        return found if swap_times is None else replace(found, batches=96)
+
+    trade = explore(rehearse_ninety_six)
+    staging = [found.staging_bytes for found in trade.swapped.values()]
+    assert list(trade.swapped) == list(TRIED_SWAP_TIMES)
+    assert staging == sorted(set(staging), reverse=True)
 
 
 def test_a_budget_that_cannot_be_kept_is_refused_with_what_is_needed() -> None:

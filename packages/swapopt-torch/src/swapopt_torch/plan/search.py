@@ -102,13 +102,17 @@ def explore(
 
 
 def _different(known: Mapping[int, Rehearsal], wanted: int | None) -> dict[int, Rehearsal]:
-    """Leave out those that made the batches of a smaller swap_times: there were no more to make."""
+    """Leave out those that made the batches of a smaller swap_times: there were no more to make.
+
+    As many batches may be more or less memory, by how many of them are on the device at a time.
+    """
     kept: dict[int, Rehearsal] = {}
-    batches: set[int] = set()
+    seen: set[tuple[int, int]] = set()
     for count, found in sorted(known.items()):
-        if found.batches not in batches or count == wanted:
+        made = (found.batches, found.staging_bytes)
+        if made not in seen or count == wanted:
             kept[count] = found
-            batches.add(found.batches)
+            seen.add(made)
     return kept
 
 
