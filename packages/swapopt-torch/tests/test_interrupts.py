@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 import swapopt_torch
 from sharding import lone_rank, mesh_of
-from swapopt_common import SlotState
-from swapopt_torch import SwapOptimizerConfig, TorchSwapOptimizer, swap_optimizer
+from swapopt_common import SlotState, grain
+from swapopt_torch import SwapOptimizerConfig, TorchSwapOptimizer, layout, swap_optimizer
 from swapopt_torch.packed import PackedMovement
 from swapopt_torch.per_tensor import PerTensorMovement
 from swapopt_torch.staging import Block
@@ -80,7 +80,11 @@ def _recovering(frame: FrameType | None) -> bool:
 
 
 def build(
-    device: torch.device, swapped: bool, packed: bool, mesh: DeviceMesh | None = None
+    device: torch.device,
+    swapped: bool,
+    packed: bool,
+    mesh: DeviceMesh | None = None,
+    swap_times: int = 3,
 ) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
     """Make six parameters; with a mesh they are DTensors, of which 1024 elements are here."""
     values = [torch.linspace(0, i + 1, 1024, device=device) for i in range(6)]
@@ -90,7 +94,7 @@ def build(
     groups = [{"params": parameters[:3], "lr": 1e-2}, {"params": parameters[3:], "lr": 1e-3}]
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, fused=True)
     if swapped:
-        config = SwapOptimizerConfig(swap_times=3, packed_swap=packed)
+        config = SwapOptimizerConfig(swap_times=swap_times, packed_swap=packed)
         optimizer = swap_optimizer(optimizer, config)
     return parameters, optimizer
 
@@ -200,6 +204,64 @@ def test_any_line_may_fail(
             assert one == new, f"{place}: parameter {index} after the next step"
         at += stride
     assert at > 300
+
+
+@pytest.mark.parametrize("with_snapshot", [False, True], ids=["no_snapshot", "snapshot_alive"])
+def test_any_line_may_fail_where_parameters_are_cut(
+    device: torch.device, packed: bool, with_snapshot: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each range of a parameter is old or new, and its states with it; all are in one place."""
+    monkeypatch.setattr(layout, "LEAST_DIVIDED_NBYTES", 1)
+    monkeypatch.setattr(grain, "LEAST_BATCH_BYTES", 1024)
+    native = build(device, False, packed)
+    history = []
+    for seed in range(3):
+        history.append(ranges(*native))
+        step(*native, seed)
+    at, happened, mixed = 7 * with_snapshot + packed, True, 0
+    while happened:
+        parameters, optimizer = build(device, True, packed, swap_times=24)
+        assert isinstance(optimizer, TorchSwapOptimizer)
+        step(parameters, optimizer, 0)
+        assert all(unit.is_cut for unit in optimizer._adapter.units)
+        snapshot = optimizer.state_dict() if with_snapshot else None
+        copied = copy.deepcopy(snapshot)
+        place = "no interrupt"
+        with Interrupt(at) as interrupt:
+            try:
+                step(parameters, optimizer, 1)
+            except KeyboardInterrupt as error:
+                place = f"interrupt {at} at {error}"
+        happened = interrupt.happened
+        found = ranges(parameters, optimizer)
+        assert_same_snapshot(snapshot, copied, place)
+        for index, one in enumerate(found):
+            assert one in (history[1][index], history[2][index]), f"{place}: range {index}"
+        new = [one == later for one, later in zip(found, history[2], strict=True)]
+        mixed += any(a != b for a, b in zip(new[::2], new[1::2], strict=True))
+        assert all(block.is_empty for block in blocks_of(optimizer)), place
+        for unit in optimizer._adapter.units:
+            for slot in unit.slots:
+                assert slot.state is SlotState.HOST, place
+                assert optimizer.state[unit.param][slot.name] is slot.cpu_tensor, place
+                assert slot.cpu_tensor.data_ptr() == slot.host_address, place
+        step(parameters, optimizer, 2)
+        at += 1 if DEEP else 23
+    assert mixed > 0, "no parameter was left half updated"
+    assert at > 300
+
+
+def ranges(
+    parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer
+) -> list[tuple[bytes, ...]]:
+    """Return all that belongs to each half of each parameter, the step count left out."""
+    found = []
+    for parameter in parameters:
+        state = optimizer.state.get(parameter, {})
+        moments = [state[key] for key in ("exp_avg", "exp_avg_sq") if key in state]
+        for part in (slice(0, 512), slice(512, 1024)):
+            found.append(tuple(bits(t[part]).numpy().tobytes() for t in (parameter, *moments)))
+    return found
 
 
 def assert_same_snapshot(

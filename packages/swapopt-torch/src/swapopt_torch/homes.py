@@ -44,7 +44,8 @@ def reunite(batches: Sequence[StepBatch], moved: RegionMoves) -> None:
             slot.live_in(new_region)
             part.batch.version += 1
             slot.tensor = slot.cpu_tensor
-        if slot.whole.region is not new_region and slot.ends_whole:
+        has_moved = slot.whole.region is new_region and slot.whole.tensor is slot.whole.cpu_tensor
+        if slot.ends_whole and not has_moved:
             _move_mirror(slot.whole, new_region)
 
 
