@@ -155,8 +155,8 @@ def _demo(settings: DemoSettings) -> int:
     missing = [name for name in EXTRA_MODULES if find_spec(name) is None]
     if missing:
         return _fail(
-            f"The demo needs {' and '.join(missing)}. Install the command line's extra: "
-            "pip install 'swapopt-mindspore[cli]'"
+            f"the demo needs {' and '.join(missing)}: pip install {' '.join(missing)} "
+            "(or install swapopt-mindspore[cli])"
         )
     from rich.console import Console
 

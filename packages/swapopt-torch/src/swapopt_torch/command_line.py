@@ -36,6 +36,6 @@ def explain_missing(command: str, modules: Sequence[str]) -> str | None:
     if not missing:
         return None
     return (
-        f"The {command} needs {' and '.join(missing)}. Install the command line's extra: "
-        "pip install 'swapopt-torch[cli]'"
+        f"the {command} needs {' and '.join(missing)}: pip install {' '.join(missing)} "
+        "(or install swapopt-torch[cli])"
     )

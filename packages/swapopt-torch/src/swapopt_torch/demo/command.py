@@ -103,7 +103,7 @@ def _add_training_options(group: argparse._ArgumentGroup) -> None:
         type=positive_int,
         default=defaults.swap_times,
         metavar="N",
-        help="batches the states are divided into; more need less device memory (%(default)s)",
+        help="a step holds two batches of so many on the device; more need less (%(default)s)",
     )
     group.add_argument(
         "--seed",

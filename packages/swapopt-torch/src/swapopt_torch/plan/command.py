@@ -130,7 +130,7 @@ def _add_swap_options(parser: argparse.ArgumentParser) -> None:
         "--swap-times",
         type=positive_int,
         metavar="N",
-        help="batches the states are divided into (16, unless there is a budget)",
+        help="a step holds two batches of so many on the device (16, unless there is a budget)",
     )
     choice.add_argument(
         "--device-memory-budget",
