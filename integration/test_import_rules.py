@@ -39,7 +39,7 @@ TORCH_FLOORS = [
 MINDSPORE_FLOORS = [
     {"streams", "host_buffer", "local_tensor", "guard", "hooks", "schedule", "delegation"},
     {"device"},
-    {"ascend"},
+    {"ascend", "tail"},
     {"choice"},
     {"slots"},
     {"residency", "layout", "mirrors", "adapters.gradients", "adapters.hyperparameters"},

@@ -302,6 +302,19 @@ def test_pinned_memory_that_cannot_be_reached(machine: Machine, device: AscendDe
         device.allocate_host(1000, mstype.float32)
 
 
+def test_host_memory_is_kept_until_its_copies_are_done(
+    machine: Machine, device: AscendDevice
+) -> None:
+    before = HostBuffer.alive_nbytes
+    alive_nbytes: list[int] = []
+    reached = SimpleNamespace(
+        synchronize=lambda: alive_nbytes.append(HostBuffer.alive_nbytes - before)
+    )
+    device.keep_until(reached, {device.allocate_host(8, mstype.float32)})
+    assert alive_nbytes == [32]
+    assert HostBuffer.alive_nbytes == before
+
+
 @pytest.mark.parametrize(("where", "held"), [("Ascend:0", True), ("CPU", False)])
 def test_what_is_on_an_ascend(device: AscendDevice, where: str, held: bool) -> None:
     assert device.holds(SimpleNamespace(device=where)) is held

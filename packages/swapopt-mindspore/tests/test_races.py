@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from swapopt_common import SwapOptimizerConfig
 from swapopt_mindspore import mirrors, pipeline, swap_optimizer
 from swapopt_mindspore.emulated import EmulatedDevice
 from swapopt_mindspore.streams import Edge, Event, Stream
+from swapopt_mindspore.tail import Tail
 from swapping import Twins, adam, adamw, make_gradients, make_parameters
 
 SHAPES = [(64, 16)] * 6
@@ -109,3 +112,32 @@ def test_what_the_caller_does_next_is_behind_the_last_offload(packed: bool) -> N
     rows = device.timeline()
     assert rows[-1].operation == "forward"
     assert rows[-1].start_ns >= max(row.end_ns for row in rows if row.lane == "d2h")
+
+
+def drop_after_a_step(device: EmulatedDevice, packed: bool) -> None:
+    """Let an optimizer go while the offloads of its last steps are under way."""
+    params = make_parameters(SHAPES)
+    config = SwapOptimizerConfig(swap_times=6, packed_swap=packed)
+    optimizer = swap_optimizer(adamw(params), config, device=device)
+    first, second = (frozenset(range(begin, 6, 2)) for begin in (0, 1))
+    # The host is some steps ahead, and not each of them writes to all host memory.
+    for step, missing in enumerate([first, second, first]):
+        optimizer(make_gradients(params, step, missing))
+    assert device.memory().pinned_bytes > 0
+    del optimizer, params
+    gc.collect()
+
+
+def test_an_optimizer_may_be_dropped_after_a_step(collecting: EmulatedDevice, packed: bool) -> None:
+    drop_after_a_step(collecting, packed)
+    assert collecting.memory().pinned_bytes == 0
+    assert not collecting.take_races()
+
+
+def test_memory_that_nobody_keeps_for_the_tail_is_a_race(
+    collecting: EmulatedDevice, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tail, "abandon", Tail.forget)
+    drop_after_a_step(collecting, packed)
+    races = collecting.take_races()
+    assert {race.kind for race in races} == {"released while in use"}

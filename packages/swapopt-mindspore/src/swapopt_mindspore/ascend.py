@@ -93,6 +93,10 @@ class AscendDevice(Device):
         with runtime.StreamCtx(stream):
             destination.copy_(source, non_blocking=not blocking)
 
+    def keep_until(self, event: Event, buffers: set[HostBuffer]) -> None:
+        """Wait for the event: what is left of a step's copies is short."""
+        event.synchronize()
+
     def memory(self) -> DeviceMemory:
         """Return MindSpore's figures and our own of host memory."""
         return DeviceMemory(

@@ -230,6 +230,17 @@ class Device(ABC):
             blocking: wait on the host until it is done.
         """
 
+    @abstractmethod
+    def keep_until(self, event: Event, buffers: set[HostBuffer]) -> None:
+        """Keep host memory until ``event`` is reached, then let it go.
+
+        The garbage collector calls this, at any moment.
+
+        Args:
+            event: recorded behind the last copy from or to that memory.
+            buffers: the memory; the caller hands the set over.
+        """
+
     # ------------------------------------------------------------------ figures
     @abstractmethod
     def memory(self) -> DeviceMemory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -17,6 +18,7 @@ from swapopt_mindspore.schedule import WINDOW, Verb, schedule
 from swapopt_mindspore.slots import MindSporeSlot, MindSporeUnit
 from swapopt_mindspore.stats import StepTimes, TransferCounts
 from swapopt_mindspore.streams import Edge, Event, wait
+from swapopt_mindspore.tail import Tail
 
 
 class Updater(Protocol):
@@ -50,7 +52,9 @@ class PipelineSwapRuntime:
         self._batches: Sequence[StepBatch] = ()
         self._updater: Updater | None = None
         self._failed = False
-        self._tail: Event | None = None
+        self._tail = Tail(device)
+        # Not at exit: MindSpore ends its copies itself, and may be gone before.
+        weakref.finalize(self, self._tail.abandon).atexit = False
         self.counts = TransferCounts()
         self._used: list[BatchEvents] = []
         self._left: list[BatchEvents] = []
@@ -100,17 +104,14 @@ class PipelineSwapRuntime:
             _land(batch.slots)
             batch.progress = Progress.RELEASED
         self._movement.release_all(self._batches)
-        self._tail = None
+        self._tail.forget()
         self._failed = False
         self._end_step()
 
     def settle(self) -> None:
         """Block the host until the last step's offloads are done: the mirrors can be read."""
         self.recover()
-        if self._tail is not None:
-            self._tail.synchronize()
-            # Only now: a wait that is interrupted has not happened.
-            self._tail = None
+        self._tail.wait()
 
     def forget_mirrors(self) -> None:
         """Let go of tensors over host memory that was left for other; no step is under way."""
@@ -198,7 +199,7 @@ class PipelineSwapRuntime:
             device.copy(device.d2h, piece.on_host, piece.on_device, blocking=self._synchronous)
             self.counts.add_d2h(piece.nbytes)
         events.offloaded.record(device.d2h)
-        self._tail = events.offloaded
+        self._tail.add(events.offloaded, filter(None, (slot.buffer for slot in batch.slots)))
         move_slots(batch.slots, SlotState.D2H, events.offloaded)
         _bind_mirrors(batch.slots)
         batch.progress = Progress.OFFLOADED

@@ -217,6 +217,12 @@ class EmulatedDevice(Instruments, Device):
             blocking=blocking,
         )
 
+    def keep_until(self, event: Event, buffers: set[HostBuffer]) -> None:
+        """Let the host wait for the event before its next act."""
+        assert isinstance(event, EmulatedEvent)
+        if event.point is not None:
+            self._world.keep_until(event.point, buffers)
+
     # ------------------------------------------------------------------ figures
     def memory(self) -> DeviceMemory:
         """Return the figures now; device allocations count in blocks of 512 bytes."""

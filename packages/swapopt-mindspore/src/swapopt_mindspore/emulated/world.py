@@ -13,6 +13,7 @@ from swapopt_mindspore.emulated.late import LateCopies, copy_now, poison
 from swapopt_mindspore.emulated.order import HOST, ActorId
 from swapopt_mindspore.emulated.profiles import Profile
 from swapopt_mindspore.emulated.shadow import Race, RaceError, ShadowMemory
+from swapopt_mindspore.host_buffer import HostBuffer
 
 RaceMode = Literal["raise", "collect", "off"]
 Direction = Literal["h2d", "d2h"]
@@ -52,6 +53,7 @@ class World:
         self._shadow = ShadowMemory(self.scheduler, self._found)
         self._pending = LateCopies(self.scheduler)
         self._dead: deque[Allocation] = deque()
+        self._kept: deque[tuple[Point, set[HostBuffer]]] = deque()
 
     # ------------------------------------------------------------------ memory
     def take(self, allocation: Allocation, *, keep_content: bool = False) -> None:
@@ -85,8 +87,17 @@ class World:
         """Nothing points to this memory any more. May be called at any moment."""
         self._dead.append(allocation)
 
+    def keep_until(self, point: Point, buffers: set[HostBuffer]) -> None:
+        """Let the host wait for the point, then forget the buffers. May be called at any moment."""
+        self._kept.append((point, buffers))
+
     def bury(self) -> None:
         """Free the memory that nothing points to any more."""
+        while self._kept:
+            point, buffers = self._kept.popleft()
+            self.scheduler.host_waits(point, "keep host memory")
+            self._pending.run_before_host()
+            buffers.clear()
         while self._dead:
             allocation = self._dead.popleft()
             if allocation.is_live:
