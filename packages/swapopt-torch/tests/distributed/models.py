@@ -72,7 +72,9 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)
+        )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         query, key, value = (

@@ -29,8 +29,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# A process of which the ranks of all pools are forked imports these, once for all of them. The first
-# optimizer of a process would import torch._dynamo, the largest.
+# The process of which the ranks of all pools are forked imports these, once for all of them. The
+# first optimizer of a process would import torch._dynamo, the largest.
 IMPORTED = ["torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"]
 # Takes long where many processes share few cores.
 START_SECONDS = 300.0
