@@ -66,6 +66,30 @@ def test_it_prints_a_table(device: torch.device, packed: bool) -> None:
     assert "% hidden" in text
 
 
+def test_where_nothing_swaps_the_table_names_no_batches(device: torch.device) -> None:
+    parameter = nn.Parameter(torch.ones(10, device=device))
+    with pytest.warns(UserWarning, match="no optimizer state can be swapped"):
+        optimizer = swap_optimizer(torch.optim.AdamW([parameter]))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    rows = [line.split("  ", 1) for line in str(optimizer.swap_stats()).splitlines()]
+    lines = {name: value.strip() for name, value in rows if name}
+    assert lines["movement"] == "none"
+    assert lines["swapped"] == "0 states, 0 bytes"
+    assert lines["resident"] == "2 states, 80 bytes"
+
+
+def test_one_state_is_not_called_states(device: torch.device) -> None:
+    parameter = nn.Parameter(torch.ones(2048, device=device))
+    config = SwapOptimizerConfig(state_keys=["exp_avg_sq"])
+    optimizer = swap_optimizer(torch.optim.AdamW([parameter]), config)
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    text = str(optimizer.swap_stats())
+    assert ", 1 batch (swap_times=16)" in text
+    assert "1 state, 8.0 KiB" in text
+
+
 def test_a_dropped_optimizer_frees_its_memory_at_once(
     device: torch.device, device_type: str, packed: bool
 ) -> None:

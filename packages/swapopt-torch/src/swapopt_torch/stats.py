@@ -115,20 +115,26 @@ class SwapStats:
 
     def __str__(self) -> str:
         """Return the figures as a table."""
-        arenas = f"packed, {self.arenas} arenas of {_size(self.arena_nbytes)}"
-        way = arenas if self.packed else "per tensor"
         resident_nbytes = sum(state.nbytes for state in self.resident)
         rows = [
-            ("movement", f"{way}, {self.batches} batches (swap_times={self.swap_times})"),
+            ("movement", self._movement()),
             ("on the device in a step", f"at most {_size(self.bound_nbytes)}"),
-            ("swapped", f"{self.swapped_states:,} states, {_size(self.swapped_nbytes)}"),
+            ("swapped", f"{_states(self.swapped_states)}, {_size(self.swapped_nbytes)}"),
             ("pinned host memory", _size(self.pinned_nbytes)),
-            ("resident", f"{len(self.resident):,} states, {_size(resident_nbytes)}"),
-            *((f"  {reason}", f"{n:,} states") for reason, n in self.resident_states.items()),
+            ("resident", f"{_states(len(self.resident))}, {_size(resident_nbytes)}"),
+            *((f"  {reason}", _states(count)) for reason, count in self.resident_states.items()),
             *self._step_rows(),
         ]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+    def _movement(self) -> str:
+        if self.bound_nbytes == 0:
+            return "none"
+        arenas = f"packed, {self.arenas} arenas of {_size(self.arena_nbytes)}"
+        way = arenas if self.packed else "per tensor"
+        batches = _count(self.batches, "batch", "batches")
+        return f"{way}, {batches} (swap_times={self.swap_times})"
 
     def _step_rows(self) -> list[tuple[str, str]]:
         counts, times = self.last_step, self.last_times
@@ -174,6 +180,14 @@ def collect_stats(units: Sequence[TorchUnit], engine: SwapEngine) -> SwapStats:
     )
 
 
+def _count(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"
+
+
+def _states(count: int) -> str:
+    return _count(count, "state", "states")
+
+
 def _size(nbytes: int) -> str:
     if nbytes >= _MIB:
         return f"{nbytes / _MIB:,.1f} MiB"
@@ -181,7 +195,7 @@ def _size(nbytes: int) -> str:
 
 
 def _transfer(nbytes: int, copies: int, seconds: float) -> str:
-    text = f"{_size(nbytes)} in {copies:,} copies"
+    text = f"{_size(nbytes)} in {_count(copies, 'copy', 'copies')}"
     if seconds:
         text += f", {seconds * 1e3:.3f} ms, {nbytes / seconds * 1e-9:.1f} GB/s"
     return text
