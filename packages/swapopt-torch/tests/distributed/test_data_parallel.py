@@ -134,8 +134,7 @@ def test_buckets_with_and_without_accumulation(ranks: RankPool, as_view: bool) -
     ranks.run(_train, as_view)
 
 
-@pytest.mark.parametrize("as_view", [True, False])
-@pytest.mark.parametrize("ranks", [2, 4], indirect=True)
+@pytest.mark.parametrize(("ranks", "as_view"), [(2, True), (4, False)], indirect=["ranks"])
 def test_parameters_that_have_no_part_in_some_steps(ranks: RankPool, as_view: bool) -> None:
     ranks.run(_train_skipping, as_view)
 

@@ -46,7 +46,7 @@ LAYOUTS = {
     "alone": 1,
 }
 RELAYS = {
-    "loop": ["sharded on 4", "sharded on 2", "sharded on 4", "alone", "sharded on 4"],
+    "loop": ["sharded on 4", "sharded on 2", "sharded on 4", "alone"],
     "fused": ["sharded in replicas", "alone", "replicated on 2", "tensor parallel"],
     "hyper": ["tensor parallel", "sharded on 2", "alone", "sharded in replicas"],
     "C5": ["three of four", "sharded on 2", "three of four"],
