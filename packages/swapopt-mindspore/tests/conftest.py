@@ -13,3 +13,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def packed(request: pytest.FixtureRequest) -> bool:
     """Whether states move through the staging arenas: a test that asks for this runs twice."""
     return bool(request.param)
+
+
+@pytest.fixture(params=[2, 4])
+def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many batches may be on the device at a time: small states take two by themselves."""
+    monkeypatch.setattr(
+        "swapopt_mindspore.division.window_of", lambda total_bytes, swap_times: request.param
+    )
+    return int(request.param)

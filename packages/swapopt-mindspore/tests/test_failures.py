@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,9 +24,11 @@ SHAPES = [(16, 8), (24,), (8, 8), (40,)]
 ERRORS = [RuntimeError("made to fail"), KeyboardInterrupt()]
 
 
-def make_twins(packed: bool) -> Twins:
-    config = SwapOptimizerConfig(swap_times=4, min_numel=0, packed_swap=packed)
-    return Twins(adamw if packed else adam, SHAPES, EmulatedDevice(), config)
+def make_twins(
+    packed: bool, swap_times: int = 4, shapes: Sequence[tuple[int, ...]] = SHAPES
+) -> Twins:
+    config = SwapOptimizerConfig(swap_times=swap_times, min_numel=0, packed_swap=packed)
+    return Twins(adamw if packed else adam, shapes, EmulatedDevice(), config)
 
 
 @pytest.fixture
@@ -108,6 +111,23 @@ def test_a_device_that_fails(
             twins.swapped(failed.gradients)
     updated = failed.check()
     assert_says_what_happened(caught.value, error, updated)
+    failed.catch_up(updated)
+
+
+@pytest.mark.parametrize("window", [4], indirect=True)
+@pytest.mark.parametrize("call", [0, 4, 7])
+def test_a_copy_that_fails_with_all_batches_in_flight(
+    packed: bool, window: int, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins = make_twins(packed, 2, [(16, 8)] * 4)
+    assert twins.swapped._engine.layout.window == window
+    failed = FailedStep(twins)
+    with monkeypatch.context() as patch:
+        fail_at(patch, failed.device, "copy", call, ERRORS[0])
+        with pytest.raises(RuntimeError) as caught:
+            twins.swapped(failed.gradients)
+    updated = failed.check()
+    assert_says_what_happened(caught.value, ERRORS[0], updated)
     failed.catch_up(updated)
 
 

@@ -38,12 +38,17 @@ def leave_out(monkeypatch: pytest.MonkeyPatch, edge: Edge) -> set[Edge]:
 
 @pytest.mark.parametrize("edge", list(Edge), ids=lambda edge: edge.name)
 def test_without_any_one_wait_the_detector_objects(
-    collecting: EmulatedDevice, packed: bool, edge: Edge, monkeypatch: pytest.MonkeyPatch
+    collecting: EmulatedDevice,
+    packed: bool,
+    window: int,
+    edge: Edge,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     used = leave_out(monkeypatch, edge)
     params = make_parameters(SHAPES)
-    config = SwapOptimizerConfig(swap_times=6, packed_swap=packed)
+    config = SwapOptimizerConfig(swap_times=3, packed_swap=packed)
     optimizer = swap_optimizer(adamw(params), config, device=collecting)
+    assert optimizer._engine.layout.window == window
     for step in range(3):
         optimizer(make_gradients(params, step))
     collecting.synchronize()

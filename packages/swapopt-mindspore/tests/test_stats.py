@@ -9,13 +9,14 @@ import pytest
 from swapopt_common import SwapOptimizerConfig
 from swapopt_mindspore import swap_optimizer
 from swapopt_mindspore.emulated import EmulatedDevice
-from swapping import adamw, make_gradients, make_parameters
+from swapping import adam, adamw, make_gradients, make_parameters
 
 
 def test_stats_count_what_moves(packed: bool) -> None:
     params = make_parameters([(64, 64)] * 4 + [(8,)])
     config = SwapOptimizerConfig(swap_times=5, packed_swap=packed)
-    optimizer = swap_optimizer(adamw(params), config, device=EmulatedDevice())
+    make = adamw if packed else adam
+    optimizer = swap_optimizer(make(params), config, device=EmulatedDevice())
     state_bytes = 64 * 64 * 4
     stats = optimizer.swap_stats()
     assert stats.packed is packed

@@ -35,6 +35,7 @@ class SwapEngine:
         device: where updates run.
         config: the user's configuration.
         packed_by_default: what ``packed_swap=None`` means for this optimizer.
+        takes_views: whether its updates may be given views of a block that states share.
         synchronous: make every copy block the host.
 
     Attributes:
@@ -48,6 +49,7 @@ class SwapEngine:
         config: SwapOptimizerConfig,
         *,
         packed_by_default: bool,
+        takes_views: bool,
         synchronous: bool,
     ) -> None:
         packed = packed_by_default if config.packed_swap is None else config.packed_swap
@@ -55,7 +57,7 @@ class SwapEngine:
         self._synchronous = synchronous
         self._copies = MirrorCopies(device, synchronous=synchronous)
         self._events: dict[Batch, BatchEvents] = {}
-        self.layout = SwapLayout(device, config.swap_times, packed=packed)
+        self.layout = SwapLayout(device, config.swap_times, packed=packed, takes_views=takes_views)
         self.runtime = self._new_runtime()
 
     def _new_runtime(self) -> PipelineSwapRuntime:
@@ -64,7 +66,9 @@ class SwapEngine:
             if self.layout.packed
             else PerTensorMovement(self._device)
         )
-        return PipelineSwapRuntime(self._device, movement, synchronous=self._synchronous)
+        return PipelineSwapRuntime(
+            self._device, movement, window=self.layout.window, synchronous=self._synchronous
+        )
 
     def attach(self, units: Sequence[MindSporeUnit]) -> None:
         """Lay out all units, and move the states that swap to the host.

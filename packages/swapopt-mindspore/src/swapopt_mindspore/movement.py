@@ -89,7 +89,7 @@ class Movement(ABC):
     """
 
     reuses_memory: bool
-    """Whether a batch takes over the memory of the batch two places before it."""
+    """Whether a batch takes over the memory of an earlier one, as soon as that is home."""
 
     @abstractmethod
     def acquire(self, position: int, batch: StepBatch) -> bool:

@@ -109,6 +109,7 @@ class MindSporeSwapOptimizer(CheckpointedOptimizer):
                 swaps_on,
                 config,
                 packed_by_default=adapter.packed_by_default,
+                takes_views=adapter.takes_views,
                 synchronous=synchronous,
             )
         self._attach()

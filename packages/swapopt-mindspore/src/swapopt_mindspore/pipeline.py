@@ -14,7 +14,7 @@ from swapopt_mindspore.device import Device
 from swapopt_mindspore.local_tensor import local_part
 from swapopt_mindspore.movement import BatchEvents, Movement, Progress, StepBatch
 from swapopt_mindspore.outcome import outcome_of
-from swapopt_mindspore.schedule import WINDOW, Verb, schedule
+from swapopt_mindspore.schedule import Verb, schedule
 from swapopt_mindspore.slots import MindSporeSlot, MindSporeUnit
 from swapopt_mindspore.stats import StepTimes, TransferCounts
 from swapopt_mindspore.streams import Edge, Event, wait
@@ -42,12 +42,16 @@ class PipelineSwapRuntime:
     Args:
         device: where updates run.
         movement: where states are while they are on the device.
+        window: how many batches may be on the device at a time.
         synchronous: make every copy block the host until it is done.
     """
 
-    def __init__(self, device: Device, movement: Movement, *, synchronous: bool) -> None:
+    def __init__(
+        self, device: Device, movement: Movement, *, window: int, synchronous: bool
+    ) -> None:
         self._device = device
         self._movement = movement
+        self._window = window
         self._synchronous = synchronous
         self._batches: Sequence[StepBatch] = ()
         self._updater: Updater | None = None
@@ -76,8 +80,9 @@ class PipelineSwapRuntime:
         self._used = [batch.events for batch in batches]
         self._left = []
         try:
-            reuses_memory = self._movement.reuses_memory
-            for verb, position in schedule(len(batches), reuses_memory=reuses_memory):
+            for verb, position in schedule(
+                len(batches), window=self._window, reuses_memory=self._movement.reuses_memory
+            ):
                 self._execute(verb, position)
         except BaseException as error:
             _find_torn(batches, updater)
@@ -164,9 +169,9 @@ class PipelineSwapRuntime:
 
     def _take_over(self, position: int) -> StepBatch | None:
         """Return the batch whose memory this position takes over; its states are home."""
-        if not self._movement.reuses_memory or position < WINDOW:
+        if not self._movement.reuses_memory or position < self._window:
             return None
-        former = self._batches[position - WINDOW]
+        former = self._batches[position - self._window]
         _homecoming(former)
         return former
 

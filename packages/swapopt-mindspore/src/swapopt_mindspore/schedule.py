@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-WINDOW = 2
-"""Batches of states that may be on the device at a time; packed, each has a staging arena."""
+AHEAD = 2
+"""So many prefetches are issued before the first update; the host is never further ahead."""
 
 
 class Verb(str, Enum):
@@ -35,23 +35,27 @@ class Action(NamedTuple):
         return f"{self.verb.value}{self.position}"
 
 
-def schedule(batch_count: int, *, reuses_memory: bool) -> Iterator[Action]:
+def schedule(batch_count: int, *, window: int, reuses_memory: bool) -> Iterator[Action]:
     """Yield the actions of a step over ``batch_count`` batches.
 
     Args:
         batch_count: how many batches have a gradient in this step.
-        reuses_memory: a batch takes over the memory of the one two places before it (packed), so
-            that only the last owners release it; otherwise every batch does (per-tensor).
+        window: how many batches may be on the device at a time, 2 or more.
+        reuses_memory: a batch takes over the memory of the one ``window`` places before it
+            (packed), so that only the last owners release it; otherwise every batch does
+            (per-tensor), as late as the window allows.
     """
-    for position in range(min(WINDOW, batch_count)):
+    released = max(0, batch_count - window) if reuses_memory else 0
+    for position in range(min(AHEAD, batch_count)):
         yield Action(Verb.PREFETCH, position)
     for position in range(batch_count):
         yield Action(Verb.UPDATE, position)
         yield Action(Verb.OFFLOAD, position)
-        if not reuses_memory:
-            yield Action(Verb.RELEASE, position)
-        if position + WINDOW < batch_count:
-            yield Action(Verb.PREFETCH, position + WINDOW)
-    if reuses_memory:
-        for position in range(max(0, batch_count - WINDOW), batch_count):
-            yield Action(Verb.RELEASE, position)
+        following = position + AHEAD
+        if not reuses_memory and following >= window:
+            yield Action(Verb.RELEASE, released)
+            released += 1
+        if following < batch_count:
+            yield Action(Verb.PREFETCH, following)
+    for position in range(released, batch_count):
+        yield Action(Verb.RELEASE, position)

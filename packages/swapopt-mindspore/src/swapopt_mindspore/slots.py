@@ -24,7 +24,6 @@ class MindSporeSlot(SwapSlot[Tensor, Event]):
         resident_reason: why the state does not swap; None for one that does.
         buffer: the host buffer its mirror lies in, once it has one.
         host_address: where its mirror begins, in bytes.
-        device_tensor: per-tensor movement: the tensor the update sees; released between steps.
     """
 
     parameter: Parameter = field(kw_only=True)
@@ -33,7 +32,6 @@ class MindSporeSlot(SwapSlot[Tensor, Event]):
     resident_reason: str | None = None
     buffer: HostBuffer | None = None
     host_address: int = 0
-    device_tensor: Tensor | None = None
 
     @property
     def home(self) -> Tensor:

@@ -58,8 +58,11 @@ class MindSporeAdamBaseAdapter(
     }
     """What to change where a state is named that the optimizer lacks."""
     packed_by_default: ClassVar[bool] = False
-    serves_packed: ClassVar[bool] = False
-    """Whether packed_swap=True is served."""
+    takes_views: ClassVar[bool] = False
+    """Whether its operators write to views of a block, which states share when they are packed.
+
+    The operators of `nn.Adam` and `nn.AdamWeightDecay` do not: what they write to a view is lost.
+    """
 
     def __init__(self, optimizer: OptimizerT, config: SwapOptimizerConfig) -> None:
         self._optimizer = optimizer
@@ -127,7 +130,7 @@ class MindSporeAdamBaseAdapter(
                 raise SwapConfigError(
                     f"this {self.serves} has {flag}=True; swap_optimizer needs it False: {reason}."
                 )
-        if self._config.packed_swap and not self.serves_packed:
+        if self._config.packed_swap and not self.takes_views:
             raise SwapConfigError(
                 f"packed_swap=True is served for MindFormers AdamW only; {self.serves} needs "
                 "packed_swap=False or None."

@@ -50,7 +50,7 @@ class MindFormersAdamWAdapter(MindSporeAdamBaseAdapter[nn.Optimizer]):
         "master_param": "; only fp16 and bf16 parameters have masters",
     }
     packed_by_default = True
-    serves_packed = True
+    takes_views = True
 
     def __init__(self, optimizer: nn.Optimizer, config: SwapOptimizerConfig) -> None:
         super().__init__(optimizer, config)

@@ -47,6 +47,9 @@ class EmulatedDevice(Instruments, Device):
             none ("off").
         late_copies: let copies that do not block happen as late as the order allows, with NaN in
             their destination until then; otherwise they happen when they are issued.
+        dry: touch no memory: copies take their time and move nothing, and what swapopt allocates
+            is address space. Swapped states then hold undefined values; memory, order and time
+            are those of a device that is not dry.
 
     Raises:
         ValueError: a profile or a way of treating races that does not exist, or a negative limit.
@@ -60,6 +63,7 @@ class EmulatedDevice(Instruments, Device):
         pinned_limit_bytes: int | None = None,
         races: RaceMode = "raise",
         late_copies: bool = True,
+        dry: bool = False,
     ) -> None:
         if races not in get_args(RaceMode):
             raise ValueError(f"races must be one of {list(get_args(RaceMode))}, found {races!r}")
@@ -69,8 +73,14 @@ class EmulatedDevice(Instruments, Device):
         self.name = f"emulated {chosen.name}"
         self._books = MemoryBooks(capacity_bytes, pinned_limit_bytes)
         world = World(
-            chosen, self._books, race_mode=races, late=late_copies, owner_name="compute stream"
+            chosen,
+            self._books,
+            race_mode=races,
+            late=late_copies,
+            dry=dry,
+            owner_name="compute stream",
         )
+        self._dry = dry
         self._tensors = TensorBooks(world, self._books)
         super().__init__(world, self.name)
         self._compute = EmulatedStream(world, world.owner)
@@ -189,7 +199,8 @@ class EmulatedDevice(Instruments, Device):
                 f"Pinned host memory ran out: {nbytes:,} bytes were asked for in one buffer; "
                 f"{error}. Swap fewer states (state_keys, a larger min_numel)."
             ) from error
-        memory.fill(0)
+        if not self._dry:
+            memory.fill(0)
         return HostBuffer(memory, dtype)
 
     def copy(

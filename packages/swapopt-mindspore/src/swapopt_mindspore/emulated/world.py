@@ -30,6 +30,7 @@ class World:
         books: what there is of memory.
         race_mode: raise RaceError, collect races, or look for none.
         late: put asynchronous copies off.
+        dry: touch no memory: nothing is copied, and contents are undefined.
         owner_name: what the caller's stream is called; it owns all device memory.
     """
 
@@ -40,6 +41,7 @@ class World:
         *,
         race_mode: RaceMode,
         late: bool,
+        dry: bool,
         owner_name: str,
     ) -> None:
         self.scheduler = Scheduler(profile)
@@ -48,6 +50,7 @@ class World:
         self._profile = profile
         self._race_mode = race_mode
         self._late = late
+        self._dry = dry
         self._races: list[Race] = []
         self._unraised: list[Race] = []
         self._shadow = ShadowMemory(self.scheduler, self._found)
@@ -70,7 +73,7 @@ class World:
         else:
             self._shadow.add_device(allocation.where, self.owner)
         if not keep_content:
-            poison(allocation.where)
+            self._poison(allocation)
         try:
             self._raise_races()
         except RaceError:
@@ -110,7 +113,11 @@ class World:
         self._pending.release(allocation.where, self._shadow.over_at_release(owner))
         self._shadow.remove(allocation.where, "release")
         self.books.give_back(allocation)
-        poison(allocation.where)
+        self._poison(allocation)
+
+    def _poison(self, allocation: Allocation) -> None:
+        if not self._dry:
+            poison(allocation.where)
 
     # ------------------------------------------------------------------ acts of streams
     def copy(
@@ -131,7 +138,9 @@ class World:
         self._begin(stream, operation, reads=[source], writes=[destination])
         duration_ns = self._profile.copy_ns(direction, destination.nbytes)
         self.scheduler.book(stream, Work(direction, operation, destination.nbytes, duration_ns))
-        if self._late:
+        if self._dry:
+            pass
+        elif self._late:
             self._pending.defer(stream, destination, source)
         else:
             copy_now(destination, source)

@@ -1,0 +1,70 @@
+"""Into which batches states are divided, and how many may be on the device at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from swapopt_common import partition, window_of
+from swapopt_mindspore.slots import MindSporeUnit
+
+WINDOW_BATCHES = 2
+"""The memory of a step is that of two batches of the states divided by ``swap_times``."""
+
+
+class Division(NamedTuple):
+    """A division of units.
+
+    Attributes:
+        batches: runs of units, in the optimizer's order.
+        window: how many batches may be on the device at a time.
+    """
+
+    batches: list[list[MindSporeUnit]]
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class SizedUnit:
+    """A unit and the device bytes that its swapped states take."""
+
+    unit: MindSporeUnit
+    swappable_nbytes: int
+
+
+def divide(units: Sequence[SizedUnit], swap_times: int) -> Division:
+    """Divide units so that a step takes the memory of two of ``swap_times`` batches.
+
+    Where states are large that memory is shared by more and smaller batches, since the first and
+    the last batch of a step are the ones whose copies nothing hides. Batches hold whole units:
+    there are no more of them in flight than the largest unit allows.
+    """
+    coarse = partition(units, swap_times)
+    memory_nbytes = WINDOW_BATCHES * max(map(_nbytes, coarse), default=0)
+    largest_nbytes = max((sized.swappable_nbytes for sized in units), default=0)
+    window = window_of(_nbytes(units), swap_times)
+    if largest_nbytes:
+        window = min(window, memory_nbytes // largest_nbytes)
+    if window <= WINDOW_BATCHES:
+        return Division(_units_of(coarse), WINDOW_BATCHES)
+    finer = partition(units, _fewest_batches(units, memory_nbytes // window))
+    return Division(_units_of(finer), window)
+
+
+def _fewest_batches(units: Iterable[SizedUnit], capacity_nbytes: int) -> int:
+    """Return in how many batches the units, none of which is larger, fit into the capacity."""
+    batches, taken_nbytes = 1, 0
+    for sized in units:
+        taken_nbytes += sized.swappable_nbytes
+        if taken_nbytes > capacity_nbytes:
+            batches, taken_nbytes = batches + 1, sized.swappable_nbytes
+    return batches
+
+
+def _nbytes(units: Iterable[SizedUnit]) -> int:
+    return sum(sized.swappable_nbytes for sized in units)
+
+
+def _units_of(batches: Iterable[Sequence[SizedUnit]]) -> list[list[MindSporeUnit]]:
+    return [[sized.unit for sized in batch] for batch in batches]
