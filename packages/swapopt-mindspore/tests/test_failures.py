@@ -208,7 +208,14 @@ SOURCES = Path(swapopt_mindspore.__file__).parent
 # Where an interruption falls between an operator and the note that it ran, nobody can tell.
 OURS = {
     str(SOURCES / name)
-    for name in ("optimizer.py", "engine.py", "pipeline.py", "packed.py", "per_tensor.py")
+    for name in (
+        "optimizer.py",
+        "engine.py",
+        "pipeline.py",
+        "packed.py",
+        "per_tensor.py",
+        "staging.py",
+    )
 }
 
 

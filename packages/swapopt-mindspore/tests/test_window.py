@@ -93,3 +93,11 @@ def test_packed_memory_does_not_grow_with_the_window(window: int) -> None:
     all_bytes = 12 * 2 * 64 * 16 * 4
     assert device.memory().peak_allocated_bytes - baseline_bytes == all_bytes
     assert stats.bound_nbytes == all_bytes == window * stats.arena_nbytes
+
+
+def test_what_helps_where_the_arenas_do_not_fit(window: int) -> None:
+    """Batches of one parameter are the smallest there are, but not of the fewest in flight."""
+    twins = Twins(adamw, EVEN[:4], EmulatedDevice(), SwapOptimizerConfig(swap_times=2))
+    advice = twins.swapped._engine.layout.explain_arenas()
+    assert f"a step takes {window} of " in advice
+    assert "A larger swap_times makes them smaller" in advice

@@ -115,7 +115,7 @@ def _add_demo_options(demo: argparse.ArgumentParser) -> None:
         type=_positive,
         default=defaults.swap_times,
         metavar="N",
-        help="batches the states are divided into; more need less device memory (%(default)s)",
+        help="a step holds two batches of so many on the device; more need less (%(default)s)",
     )
     demo.add_argument(
         "--seed",

@@ -166,9 +166,10 @@ class SwapLayout:
     def explain_arenas(self) -> str:
         """Return what a user needs to know when the arenas do not fit."""
         largest = max(self.batches, key=lambda batch: batch.packed_nbytes)
+        holds_several = sum(1 for unit in largest.units if unit.swapped()) > 1
         advice = (
             "A larger swap_times makes them smaller"
-            if sum(1 for unit in largest.units if unit.swapped()) > 1
+            if holds_several or self.window > WINDOW_BATCHES
             else "That is what the largest parameter's states take, which no swap_times makes "
             "smaller; packed_swap=False needs less where batches are uneven"
         )
