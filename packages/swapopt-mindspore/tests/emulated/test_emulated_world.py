@@ -45,7 +45,7 @@ class Machine:
         books = MemoryBooks(None, None)
         profile = PROFILES["half-duplex"]
         self.world = World(
-            profile, books, race_mode="collect", late=late, owner_name="compute stream"
+            profile, books, race_mode="collect", late=late, dry=False, owner_name="compute stream"
         )
         self.actors = {
             "compute": self.world.owner,
