@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+_NO_DTENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+
 
 def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
     """Say whether something is a DTensor, or a parameter that is one; a subclass is not."""
@@ -38,6 +40,9 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
     Unlike ``to_local()`` it is the same object each time, also for a parameter, and has no history.
     """
+    # Asked several times per parameter and step, where looking for DTensor's class takes longer.
+    if type(tensor) in _NO_DTENSORS:
+        return tensor
     return tensor._local_tensor if is_dtensor(tensor) else tensor
 
 

@@ -149,7 +149,7 @@ class PipelineSwapRuntime:
         for part in batch.parts:
             streams, events = part.streams, part.events
             if self._movement.acquire(position, part):
-                events.allocated.record(compute_stream(streams.device))
+                events.allocated.record(self._callers.of(streams.device))
                 wait(streams.h2d, events.allocated, Edge.ALLOCATED)
             for former_part in former:
                 wait(streams.h2d, former_part.events.offloaded, Edge.REUSED)
@@ -172,7 +172,7 @@ class PipelineSwapRuntime:
     def _update(self, position: int) -> None:
         batch = self._batches[position]
         for part in batch.parts:
-            stream, events = compute_stream(part.streams.device), part.events
+            stream, events = self._callers.of(part.streams.device), part.events
             events.wanted.record(stream)
             wait(stream, events.prefetched, Edge.PREFETCHED)
             events.granted.record(stream)
@@ -182,7 +182,7 @@ class PipelineSwapRuntime:
         self._step_batch(batch.shares)
         batch.progress = Progress.UPDATED
         for part in batch.parts:
-            part.events.updated.record(compute_stream(part.streams.device))
+            part.events.updated.record(self._callers.of(part.streams.device))
 
     def _offload(self, position: int) -> None:
         batch = self._batches[position]
@@ -208,7 +208,7 @@ class PipelineSwapRuntime:
             readers: tuple[torch.Stream, ...] = ()
             if memory_is_wanted:
                 # In stream order, so that the next prefetch's allocation gets this very memory.
-                stream, events = compute_stream(part.streams.device), part.events
+                stream, events = self._callers.of(part.streams.device), part.events
                 events.leaving.record(stream)
                 wait(stream, events.offloaded, Edge.OFFLOADED)
                 events.left.record(stream)

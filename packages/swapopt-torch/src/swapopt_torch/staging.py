@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 
 import torch
 
 from swapopt_torch.host_memory import aligned_numel
 from swapopt_torch.layout import round_up
-from swapopt_torch.movement import DevicePart, Piece, RegionMoves
+from swapopt_torch.movement import STAY, DevicePart, Piece, RegionMoves
 from swapopt_torch.units import Batch, TorchSlot
 
 
@@ -44,8 +46,9 @@ class Block:
         """Return a contiguous view; the block must have memory (``set_`` would grow it)."""
         assert not self.is_empty, "views are made while the block has memory"
         tensor = torch.empty(0, dtype=dtype, device=self._bytes.device)
-        strides = torch.empty(shape, device="meta").stride()
-        return tensor.set_(self._storage, offset_bytes // dtype.itemsize, shape, strides)
+        return tensor.set_(
+            self._storage, offset_bytes // dtype.itemsize, shape, _contiguous_strides(shape)
+        )
 
 
 class GroupPlan:
@@ -64,16 +67,22 @@ class GroupPlan:
         self.slots = frozenset(slots)
         self._offsets_bytes: dict[TorchSlot, int] = {}
         self._views: list[dict[TorchSlot, torch.Tensor]] = [{} for _ in range(choices)]
+        self._flats: list[dict[torch.dtype, torch.Tensor]] = [{} for _ in range(choices)]
         self._whole_pieces: list[list[Piece] | None] = [None] * choices
+        self._partial_pieces: tuple[DevicePart, int, list[Piece]] | None = None
+        self._extents_bytes: dict[torch.dtype, tuple[int, int]] = {}
         by_dtype: dict[torch.dtype, list[TorchSlot]] = {}
         for slot in slots:
             by_dtype.setdefault(slot.dtype, []).append(slot)
         offset_bytes = 0
         for dtype, row in by_dtype.items():
-            offset_bytes = round_up(offset_bytes)
+            start_bytes = offset_bytes = round_up(offset_bytes)
             for slot in row:
                 self._offsets_bytes[slot] = offset_bytes
                 offset_bytes += aligned_numel(slot.numel, dtype) * dtype.itemsize
+            # The last state needs no room up to the next boundary, and a batch may end there.
+            ends_bytes = self._offsets_bytes[row[-1]] + row[-1].numel * dtype.itemsize
+            self._extents_bytes[dtype] = start_bytes, ends_bytes
         self.nbytes = offset_bytes
 
     def views(self, choice: int, block: Block) -> dict[TorchSlot, torch.Tensor]:
@@ -88,26 +97,52 @@ class GroupPlan:
         self, choice: int, block: Block, part: DevicePart, moved: RegionMoves
     ) -> list[Piece]:
         """Return one copy per dtype and contiguous run of the part's states."""
-        if moved or not part.whole:
-            moving = set(part.slots)
-            slots = [slot for slot in self._offsets_bytes if slot in moving]
-            return self._pieces(block, slots, moved)
+        if moved:
+            return self._pieces(choice, block, self._moving(part), moved)
+        if not part.whole:
+            return self._pieces_of_some(choice, block, part)
         pieces = self._whole_pieces[choice]
         if pieces is None:
             slots = list(self._offsets_bytes)
-            pieces = self._whole_pieces[choice] = self._pieces(block, slots, moved)
+            pieces = self._whole_pieces[choice] = self._pieces(choice, block, slots, moved)
         return pieces
 
-    def _pieces(self, block: Block, slots: Sequence[TorchSlot], moved: RegionMoves) -> list[Piece]:
-        return [self._piece(block, run, moved) for run in _contiguous_runs(slots)]
+    def _pieces_of_some(self, choice: int, block: Block, part: DevicePart) -> list[Piece]:
+        # What was prefetched in these pieces is offloaded in them, too.
+        if self._partial_pieces is not None and self._partial_pieces[:2] == (part, choice):
+            return self._partial_pieces[2]
+        pieces = self._pieces(choice, block, self._moving(part), STAY)
+        self._partial_pieces = part, choice, pieces
+        return pieces
 
-    def _piece(self, block: Block, run: Sequence[TorchSlot], moved: RegionMoves) -> Piece:
+    def _moving(self, part: DevicePart) -> list[TorchSlot]:
+        moving = set(part.slots)
+        return [slot for slot in self._offsets_bytes if slot in moving]
+
+    def _pieces(
+        self, choice: int, block: Block, slots: Sequence[TorchSlot], moved: RegionMoves
+    ) -> list[Piece]:
+        flats = self._flats[choice]
+        if not flats:
+            for dtype, (start_bytes, end_bytes) in self._extents_bytes.items():
+                numel = (end_bytes - start_bytes) // dtype.itemsize
+                flats[dtype] = block.view(dtype, start_bytes, (numel,))
+        return [self._piece(flats, run, moved) for run in _contiguous_runs(slots)]
+
+    def _piece(
+        self,
+        flats: Mapping[torch.dtype, torch.Tensor],
+        run: Sequence[TorchSlot],
+        moved: RegionMoves,
+    ) -> Piece:
         first, last = run[0], run[-1]
         assert first.region is not None
         region = moved.get(first.region, first.region)
         numel = last.host_offset + last.numel - first.host_offset
         host = region.flat.narrow(0, first.host_offset, numel)
-        return block.view(first.dtype, self._offsets_bytes[first], (numel,)), host
+        start_bytes, _ = self._extents_bytes[first.dtype]
+        offset_numel = (self._offsets_bytes[first] - start_bytes) // first.dtype.itemsize
+        return flats[first.dtype].narrow(0, offset_numel, numel), host
 
 
 def slots_as_in_host_memory(batch: Batch) -> list[TorchSlot]:
@@ -139,3 +174,8 @@ def _contiguous_runs(slots: Sequence[TorchSlot]) -> list[list[TorchSlot]]:
         else:
             runs.append([slot])
     return runs
+
+
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    lengths = (max(1, length) for length in shape[:0:-1])
+    return tuple(accumulate(lengths, mul, initial=1))[::-1] if shape else ()

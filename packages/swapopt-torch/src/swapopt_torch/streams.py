@@ -43,15 +43,19 @@ class CallersStreams:
     """
 
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:
-        self._streams = [(device, compute_stream(device)) for device in devices]
+        self._streams = {device: compute_stream(device) for device in devices}
         self._indices = {
             device.type: torch.get_device_module(device).current_device()
-            for device, _ in self._streams
+            for device in self._streams
         }
+
+    def of(self, device: torch.device) -> torch.Stream:
+        """Return the stream that was current on a device; asking torch costs more."""
+        return self._streams[device]
 
     def restore(self) -> None:
         """Make them current; setting a stream sets its device, so the device comes last."""
-        for device, stream in self._streams:
+        for device, stream in self._streams.items():
             torch.get_device_module(device).set_stream(stream)
         for device_type, index in self._indices.items():
             torch.get_device_module(device_type).set_device(index)

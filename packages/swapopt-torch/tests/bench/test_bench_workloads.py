@@ -91,3 +91,11 @@ def test_every_name_is_known(name: str) -> None:
 def test_an_unknown_name_is_refused(name: str, expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         find_workload(name)
+
+
+def test_tiny_workloads_have_any_number_of_tensors() -> None:
+    workload = find_workload("tiny-300")
+    assert workload.shapes == ((1024,),) * 300
+    assert workload.moved_nbytes(1024, 0) == workload.state_nbytes == 300 * 1024 * 2 * 4
+    with pytest.raises(ValueError, match="tiny-COUNT"):
+        find_workload("tiny-0")

@@ -73,7 +73,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         type=_workload,
         default=defaults.workload,
         metavar="NAME",
-        help=f"{', '.join(NAMES)}, or uniform-SIZE with any size of states (%(default)s)",
+        help=f"{', '.join(NAMES)}, uniform-SIZE with any size of states, or tiny-COUNT with any "
+        "number of small tensors (%(default)s)",
     )
     parser.add_argument(
         "--optimizer",

@@ -106,6 +106,10 @@ def _uniform(state_nbytes: int, name: str) -> Workload:
     )
 
 
+def _tiny(tensors: int, name: str) -> Workload:
+    return Workload(name, "tensors of 1024 elements: Python's part", ((1024,),) * tensors)
+
+
 def _llama_1b() -> Workload:
     width, hidden, vocabulary, layers, key_value = 2048, 8192, 128_256, 16, 512
     layer: list[Shape] = [
@@ -153,18 +157,23 @@ NAMES = (*_NAMED, "uniform-512MiB", "uniform-1GiB")
 
 
 def find_workload(name: str) -> Workload:
-    """Return a workload by its name; ``uniform-SIZE`` has any size of states.
+    """Return a workload by its name.
+
+    ``uniform-SIZE`` has any size of states, and ``tiny-COUNT`` any number of tensors.
 
     Raises:
         ValueError: there is none of this name.
     """
     if name in _NAMED:
         return _NAMED[name]()
+    count = re.fullmatch(r"tiny-([1-9]\d*)", name, re.IGNORECASE)
+    if count is not None:
+        return _tiny(int(count[1]), name)
     size = re.fullmatch(r"uniform-(\d+)(MiB|GiB)", name, re.IGNORECASE)
     if size is None:
         raise ValueError(
             f"{name!r} is no workload: choose one of {', '.join(NAMES)}, or uniform-SIZE with "
-            "another size of states, like uniform-8GiB"
+            "another size of states, like uniform-8GiB, or tiny-COUNT, like tiny-1000"
         )
     state_nbytes = int(size[1]) * _UNITS[size[2].upper()]
     if state_nbytes == 0 or state_nbytes % _UNIFORM_LAYER_STATE_NBYTES:
