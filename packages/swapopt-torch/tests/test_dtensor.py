@@ -62,7 +62,8 @@ def assert_framed_alike(found: ShardedTwin, expected: ShardedTwin) -> None:
             assert value.shape == reference.shape
             assert value.stride() == reference.stride()
             if isinstance(value, DTensor):
-                assert value.device_mesh is other.device_mesh
+                # Equal, not the same: torch makes states that stay out of layouts which it cached.
+                assert value.device_mesh == other.device_mesh
                 assert value.placements == reference.placements
                 assert value._spec == reference._spec
                 assert value.requires_grad is False
