@@ -15,6 +15,15 @@ def packed(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
+@pytest.fixture
+def no_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let MindFormers' fused operator, for which a CPU has no kernel, do nothing."""
+    import mindformers_adamw
+
+    home = mindformers_adamw.home()
+    monkeypatch.setattr(home.gen, "AdamW", lambda: lambda *operands: None)
+
+
 @pytest.fixture(params=[2, 4])
 def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many batches may be on the device at a time: small states take two by themselves."""

@@ -45,6 +45,12 @@ def adamw(params: list[Parameter]) -> nn.Optimizer:
     return optimizer
 
 
+def fused_adamw(params: list[Parameter]) -> nn.Optimizer:
+    """Make an optimizer whose operator a test has to provide: see the fixture `no_operator`."""
+    optimizer: nn.Optimizer = mindformers_adamw.home().AdamW(params, use_fused=True)
+    return optimizer
+
+
 def make_parameters(
     shapes: Sequence[Shape], dtypes: Sequence[ms.Type] = (ms.float32,), seed: int = 0
 ) -> list[Parameter]:
@@ -97,6 +103,13 @@ class Twins:
         self.base = make(make_parameters(shapes, dtypes))
         self.swapped = swap_optimizer(self.base, config, device=device, **options)
         self.steps = 0
+
+    @classmethod
+    def of(cls, native: nn.Optimizer, base: nn.Optimizer, swapped: MindSporeSwapOptimizer) -> Twins:
+        """Return twins that were made one by one."""
+        twins = cls.__new__(cls)
+        twins.native, twins.base, twins.swapped, twins.steps = native, base, swapped, 0
+        return twins
 
     def gradients(self, missing: Collection[int] = ()) -> Gradients:
         """Return the gradients of the coming step, in the optimizer's order."""

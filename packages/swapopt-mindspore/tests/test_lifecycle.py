@@ -153,10 +153,7 @@ def late_twins(late: slice, config: SwapOptimizerConfig = EVERYTHING) -> Twins:
     device = EmulatedDevice()
     native, base = (adam(make_parameters(SHAPES)) for _ in range(2))
     device.keep_on_host([*base.moment1[late], *base.moment2[late]])
-    twins = Twins.__new__(Twins)
-    twins.native, twins.base, twins.steps = native, base, 0
-    twins.swapped = swap_optimizer(base, config, device=device)
-    return twins
+    return Twins.of(native, base, swap_optimizer(base, config, device=device))
 
 
 def test_states_that_appear_with_the_first_step_are_laid_out_as_at_wrapping() -> None:

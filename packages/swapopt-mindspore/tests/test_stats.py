@@ -60,7 +60,7 @@ def test_printed_stats_are_a_table() -> None:
     optimizer(make_gradients(params, 0))
     rows = [re.split(" {2,}", line.strip()) for line in str(optimizer.swap_stats()).splitlines()]
     assert rows[:6] == [
-        ["movement", "packed, arenas of 4.0 MiB, 2 batches"],
+        ["movement", "packed, arenas of 4.0 MiB, 2 batches (swap_times=16)"],
         ["on the device in a step", "at most 4.0 MiB"],
         ["swapped", "2 states, 4.0 MiB"],
         ["pinned host memory", "4.0 MiB"],
@@ -79,7 +79,7 @@ def test_one_of_a_kind_is_printed_in_the_singular() -> None:
     params = make_parameters([(64, 64)])
     config = SwapOptimizerConfig(state_keys=["exp_avg"])
     printed = str(swap_optimizer(adamw(params), config, device=EmulatedDevice()).swap_stats())
-    assert "packed, arenas of 16.0 KiB, 1 batch\n" in printed
+    assert "packed, arenas of 16.0 KiB, 1 batch (swap_times=16)\n" in printed
     assert re.search("swapped +1 state, ", printed)
     assert re.search("not selected by state_keys +1 state$", printed)
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor
 
-import mindformers_adamw
 from swapopt_common import SwapOptimizerConfig
 from swapopt_mindspore import division, swap_optimizer
 from swapopt_mindspore.emulated import PROFILES, EmulatedDevice
-from swapping import Shape
+from swapping import Shape, fused_adamw
+
+pytestmark = pytest.mark.usefixtures("no_operator")
 
 # 8 * 2**20 elements, and so 64 MiB of states: attention, and a feed-forward part of twice that.
 LAYER: list[Shape] = [(1024, 1024)] * 4 + [(2048, 1024), (1024, 2048)]
@@ -49,18 +50,6 @@ class Measured:
 
 def numel_of(shapes: Sequence[Shape]) -> int:
     return sum(math.prod(shape) for shape in shapes)
-
-
-def fused_adamw(params: list[Parameter]) -> nn.Optimizer:
-    """Make an optimizer whose operator costs time and computes nothing; see `no_operator`."""
-    optimizer: nn.Optimizer = mindformers_adamw.home().AdamW(params, use_fused=True)
-    return optimizer
-
-
-@pytest.fixture(autouse=True)
-def no_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let MindFormers' fused operator, for which a CPU has no kernel, do nothing."""
-    monkeypatch.setattr(mindformers_adamw.home().gen, "AdamW", lambda: lambda *operands: None)
 
 
 def measure(

@@ -21,14 +21,14 @@ UNEVEN = [(33, 70), (7,), (2, 3, 5), (130, 10), (1,), (129, 17)] * 2
 def sized(*nbytes: int) -> list[SizedUnit]:
     params = make_parameters([(1,)] * len(nbytes))
     return [
-        SizedUnit(MindSporeUnit(index, param), size)
+        SizedUnit(MindSporeUnit(index, param), (), size)
         for index, (param, size) in enumerate(zip(params, nbytes, strict=True))
     ]
 
 
 def lengths(units: list[SizedUnit], swap_times: int) -> tuple[int, list[int]]:
     batches, window = divide(units, swap_times)
-    assert [unit for batch in batches for unit in batch] == [each.unit for each in units]
+    assert [unit for batch in batches for unit in batch] == units
     return window, [len(batch) for batch in batches]
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from swapopt_mindspore.device import Device
 from swapopt_mindspore.layout import SwapLayout
-from swapopt_mindspore.residency import not_on
 from swapopt_mindspore.slots import MindSporeUnit
 
 logger = logging.getLogger("swapopt_mindspore")
@@ -47,11 +46,9 @@ def warn_of_no_device() -> None:
     )
 
 
-def warn_of_no_effect(units: Sequence[MindSporeUnit], device: Device) -> None:
+def warn_of_no_effect(units: Sequence[MindSporeUnit]) -> None:
     """Warn if no state at all can swap; those that may appear on the device later still can."""
-    slots = [slot for unit in units for slot in unit.slots]
-    late = not_on(device)
-    if not slots or any(slot.swappable or slot.resident_reason == late for slot in slots):
+    if not units or any(unit.planned() for unit in units):
         return
     listed = ", ".join(f"{count} {reason}" for reason, count in _reasons(units))
     warnings.warn(

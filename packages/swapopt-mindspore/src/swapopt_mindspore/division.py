@@ -7,30 +7,41 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from swapopt_common import partition, window_of
-from swapopt_mindspore.slots import MindSporeUnit
+from swapopt_mindspore.slots import MindSporeSlot, MindSporeUnit
 
 WINDOW_BATCHES = 2
 """The memory of a step is that of two batches of the states divided by ``swap_times``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizedUnit:
+    """A unit with the states of it that swap.
+
+    Attributes:
+        unit: the unit.
+        slots: its states that swap, or will.
+        swappable_nbytes: the device bytes that they take.
+    """
+
+    unit: MindSporeUnit
+    slots: Sequence[MindSporeSlot]
+    swappable_nbytes: int
+
+    def staying(self) -> SizedUnit:
+        """Return the unit with no state that swaps."""
+        return SizedUnit(self.unit, (), 0)
 
 
 class Division(NamedTuple):
     """A division of units.
 
     Attributes:
-        batches: runs of units, in the optimizer's order.
+        batches: runs of units, in their order.
         window: how many batches may be on the device at a time.
     """
 
-    batches: list[list[MindSporeUnit]]
+    batches: list[list[SizedUnit]]
     window: int
-
-
-@dataclass(frozen=True, slots=True)
-class SizedUnit:
-    """A unit and the device bytes that its swapped states take."""
-
-    unit: MindSporeUnit
-    swappable_nbytes: int
 
 
 def divide(units: Sequence[SizedUnit], swap_times: int) -> Division:
@@ -47,9 +58,9 @@ def divide(units: Sequence[SizedUnit], swap_times: int) -> Division:
     if largest_nbytes:
         window = min(window, memory_nbytes // largest_nbytes)
     if window <= WINDOW_BATCHES:
-        return Division(_units_of(coarse), WINDOW_BATCHES)
+        return Division(coarse, WINDOW_BATCHES)
     finer = partition(units, _fewest_batches(units, memory_nbytes // window))
-    return Division(_units_of(finer), window)
+    return Division(finer, window)
 
 
 def _fewest_batches(units: Iterable[SizedUnit], capacity_nbytes: int) -> int:
@@ -64,7 +75,3 @@ def _fewest_batches(units: Iterable[SizedUnit], capacity_nbytes: int) -> int:
 
 def _nbytes(units: Iterable[SizedUnit]) -> int:
     return sum(sized.swappable_nbytes for sized in units)
-
-
-def _units_of(batches: Iterable[Sequence[SizedUnit]]) -> list[list[MindSporeUnit]]:
-    return [[sized.unit for sized in batch] for batch in batches]

@@ -57,7 +57,7 @@ class SwapEngine:
         self._synchronous = synchronous
         self._copies = MirrorCopies(device, synchronous=synchronous)
         self._events: dict[Batch, BatchEvents] = {}
-        self.layout = SwapLayout(device, config.swap_times, packed=packed, takes_views=takes_views)
+        self.layout = SwapLayout(device, packed=packed, takes_views=takes_views)
         self.runtime = self._new_runtime()
 
     def _new_runtime(self) -> PipelineSwapRuntime:
@@ -70,7 +70,7 @@ class SwapEngine:
             self._device, movement, window=self.layout.window, synchronous=self._synchronous
         )
 
-    def attach(self, units: Sequence[MindSporeUnit]) -> None:
+    def attach(self, units: Sequence[MindSporeUnit], swap_times: int) -> None:
         """Lay out all units, and move the states that swap to the host.
 
         Blocks the host until they are there: the memory they leave is free afterwards.
@@ -80,7 +80,7 @@ class SwapEngine:
         """
         self._device.adopt([local_part(unit.param) for unit in units])
         self._device.adopt([slot.operand() for unit in units for slot in unit.slots])
-        self.layout.plan(units)
+        self.layout.plan(units, swap_times)
         self._move_in(self.layout.materialise())
         announce.log_layout(self._device, self.layout, units)
 
@@ -96,7 +96,7 @@ class SwapEngine:
         self.settle()
         try:
             if not self.layout.has_mirrors:
-                self.layout.plan(units)
+                self.layout.plan(units, self.layout.swap_times)
             self._move_in(self.layout.materialise())
         finally:
             for slot in late:

@@ -1,4 +1,4 @@
-"""Keeps the wrapped optimizer from being stepped, or wrapped, a second time."""
+"""What is refused: graph mode, and stepping or wrapping a wrapped optimizer a second time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from types import MethodType
 from typing import NoReturn
 
 from mindspore import nn
+from mindspore.context import GRAPH_MODE, get_context
 
 from swapopt_common import SwapConfigError
 
 _swapped_bases: weakref.WeakSet[nn.Optimizer] = weakref.WeakSet()
+
+
+def refuse_graph_mode() -> None:
+    """Raise SwapConfigError if MindSpore compiles whatever it is called with."""
+    if get_context("mode") == GRAPH_MODE:
+        raise SwapConfigError(
+            "MindSpore is in GRAPH_MODE, whose compiled steps would keep the memory that the "
+            "states had when they were compiled. Call mindspore.set_context(mode="
+            "mindspore.PYNATIVE_MODE) to swap optimizer states."
+        )
 
 
 def refuse_swapped(optimizer: nn.Optimizer) -> None:

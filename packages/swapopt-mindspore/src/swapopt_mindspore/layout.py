@@ -8,21 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
+from itertools import accumulate
 
-from mindspore import dtype as mstype
-
-from swapopt_mindspore.device import ARENA_ALIGNMENT_BYTES, Device
+from swapopt_mindspore import sizes
+from swapopt_mindspore.device import Device
 from swapopt_mindspore.division import WINDOW_BATCHES, SizedUnit, divide
-from swapopt_mindspore.host_buffer import HostBuffer, numpy_dtype
+from swapopt_mindspore.host_buffer import HostBuffer
 from swapopt_mindspore.slots import MindSporeSlot, MindSporeUnit
-
-SLOT_ALIGNMENT_BYTES = 64
-"""Where states begin in a host buffer and in an arena: operators want no less on Ascend."""
-
-SMALL_STATE_NBYTES = 2**20
-"""States below this share a device storage with such neighbours of their batch, per tensor: alone,
-the copy of each would cost more than its bytes do."""
 
 
 @dataclass(eq=False, slots=True)
@@ -65,43 +57,16 @@ class Batch:
     @property
     def packed_nbytes(self) -> int:
         """Bytes of staging arena it needs: its regions, each from a 512-byte boundary."""
-        return sum(round_up(region.buffer.nbytes) for region in self.regions)
+        return sizes.packed_nbytes(region.slots for region in self.regions)
 
     @property
     def separate_nbytes(self) -> int:
         """Device bytes of its states when they do not move packed, in 512-byte blocks."""
-        storages = (storage for region in self.regions for storage in region.storages)
-        return sum(round_up(span_nbytes(slots)) for slots in storages)
+        return sizes.separate_nbytes(slots for region in self.regions for slots in region.storages)
 
     def slots(self) -> list[MindSporeSlot]:
         """Return its states that swap."""
         return [slot for region in self.regions for slot in region.slots]
-
-
-def round_up(nbytes: int) -> int:
-    """Round bytes up to a multiple of 512."""
-    return -(-nbytes // ARENA_ALIGNMENT_BYTES) * ARENA_ALIGNMENT_BYTES
-
-
-def aligned_numel(slot: MindSporeSlot) -> int:
-    """Return the elements a state takes in a buffer: the next one begins on a boundary."""
-    step = SLOT_ALIGNMENT_BYTES // numpy_dtype(slot.dtype).itemsize
-    return -(-slot.numel // step) * step
-
-
-def span_nbytes(slots: Sequence[MindSporeSlot]) -> int:
-    """Return the bytes from the first to the last of states that are neighbours in a buffer."""
-    first, last = slots[0], slots[-1]
-    numel = last.host_offset + last.numel - first.host_offset
-    return numel * numpy_dtype(first.dtype).itemsize
-
-
-def _nbytes_in_arena(slot: MindSporeSlot) -> int:
-    return aligned_numel(slot) * numpy_dtype(slot.dtype).itemsize
-
-
-def _nbytes_alone(slot: MindSporeSlot) -> int:
-    return round_up(slot.storage_nbytes)
 
 
 class SwapLayout:
@@ -112,20 +77,20 @@ class SwapLayout:
 
     Args:
         device: where they are updated.
-        swap_times: what bounds the memory.
         packed: whether states move through staging arenas or in storages of their own.
         takes_views: whether updates take views, so that small states may share a storage.
 
     Attributes:
+        swap_times: what bounds the memory.
         batches: in the order of their making.
         window: how many batches may be on the device at a time; packed, each has a staging arena.
     """
 
-    def __init__(self, device: Device, swap_times: int, *, packed: bool, takes_views: bool) -> None:
+    def __init__(self, device: Device, *, packed: bool, takes_views: bool) -> None:
         self._device = device
-        self._small_nbytes = SMALL_STATE_NBYTES if takes_views else 0
-        self._swap_times = swap_times
+        self._small_nbytes = sizes.SMALL_STATE_NBYTES if takes_views else 0
         self.packed = packed
+        self.swap_times = 1
         self.batches: list[Batch] = []
         self.window = WINDOW_BATCHES
 
@@ -146,9 +111,32 @@ class SwapLayout:
         Packed: the arenas. Per-tensor: the largest batches, as many as may be there at a time,
         since parameters without a gradient may drop those between them from a step.
         """
+        return self._bound(
+            (b.packed_nbytes if self.packed else b.separate_nbytes for b in self.batches),
+            self.window,
+        )
+
+    def bound_of(self, units: Sequence[SizedUnit], swap_times: int) -> int:
+        """Return what `bound_nbytes` would be if these were planned."""
+        batches, window = divide(units, swap_times)
+        slots_of = ([slot for unit in batch for slot in unit.slots] for batch in batches)
+        return self._bound(map(self._nbytes_in_flight, slots_of), window)
+
+    def _bound(self, batches_nbytes: Iterable[int], window: int) -> int:
+        largest = sorted(filter(None, batches_nbytes))[-window:]
+        return len(largest) * max(largest, default=0) if self.packed else sum(largest)
+
+    def _nbytes_in_flight(self, slots: Sequence[MindSporeSlot]) -> int:
+        """Return the device bytes of a batch's states; awaited ones get regions of their own."""
+        regions = [
+            region
+            for awaited in (False, True)
+            for region in sizes.by_dtype(s for s in slots if s.awaited is awaited).values()
+        ]
         if self.packed:
-            return self.arena_count * self.arena_nbytes
-        return sum(sorted(batch.separate_nbytes for batch in self.batches)[-self.window :])
+            return sizes.packed_nbytes(regions)
+        shared = (sizes.sharing(region, self._small_nbytes) for region in regions)
+        return sizes.separate_nbytes(slots for storages in shared for slots in storages)
 
     @property
     def has_mirrors(self) -> bool:
@@ -178,20 +166,21 @@ class SwapLayout:
             f"{self.arena_count} of {self.arena_nbytes:,} bytes. {advice}."
         )
 
-    def plan(self, units: Sequence[MindSporeUnit]) -> None:
+    def plan(self, units: Sequence[MindSporeUnit], swap_times: int) -> None:
         """Divide all units of an optimizer into batches; forgets batches without host memory."""
         assert not self.has_mirrors, "states with host memory stay in their batch"
-        sized = [SizedUnit(unit, self._nbytes_of(unit)) for unit in units]
-        runs, self.window = divide(sized, self._swap_times)
-        self.batches = [Batch(run) for run in runs]
+        runs, self.window = divide(self.sized(units), swap_times)
+        self.swap_times = swap_times
+        self.batches = [Batch([sized.unit for sized in run]) for run in runs]
         for index, batch in enumerate(self.batches):
             for unit in batch.units:
                 unit.batch_index = index
 
-    def _nbytes_of(self, unit: MindSporeUnit) -> int:
-        """Return the device bytes of its swapped states, in an arena or in their storages."""
-        sizes = map(_nbytes_in_arena if self.packed else _nbytes_alone, unit.swapped())
-        return sum(sizes)
+    def sized(self, units: Iterable[MindSporeUnit]) -> list[SizedUnit]:
+        """Return units with the device bytes of their states, in an arena or in storages."""
+        nbytes_of = sizes.nbytes_in_arena if self.packed else sizes.nbytes_alone
+        found = ((unit, unit.planned()) for unit in units)
+        return [SizedUnit(unit, slots, sum(map(nbytes_of, slots))) for unit, slots in found]
 
     def materialise(self) -> list[MindSporeSlot]:
         """Give host memory to swapped states that have none; return them.
@@ -202,34 +191,20 @@ class SwapLayout:
             HostMemoryError: no memory; nothing has changed.
         """
         placed = [
-            (batch, slots, self._device.allocate_host(sum(map(aligned_numel, slots)), dtype))
+            (batch, slots, self._device.allocate_host(sum(map(sizes.aligned_numel, slots)), dtype))
             for batch in self.batches
-            for dtype, slots in _homeless_by_dtype(batch.units).items()
+            for dtype, slots in sizes.by_dtype(_homeless(batch.units)).items()
         ]
         for batch, slots, buffer in placed:
-            offsets = accumulate(map(aligned_numel, slots), initial=0)
+            offsets = accumulate(map(sizes.aligned_numel, slots), initial=0)
             for slot, host_offset in zip(slots, offsets, strict=False):
                 slot.host_offset = host_offset
                 slot.packed = self.packed
                 slot.live_in(buffer)
-            storages = _sharing(slots, self._small_nbytes)
+            storages = sizes.sharing(slots, self._small_nbytes)
             batch.regions.append(Region(buffer, slots, batch.packed_nbytes, storages))
         return [slot for _, slots, _ in placed for slot in slots]
 
 
-def _sharing(slots: Sequence[MindSporeSlot], small_nbytes: int) -> list[list[MindSporeSlot]]:
-    """Divide neighbours among storages: runs of states below a size together."""
-    storages: list[list[MindSporeSlot]] = []
-    for is_small, run in groupby(slots, lambda slot: slot.storage_nbytes < small_nbytes):
-        states = list(run)
-        storages += [states] if is_small else [[slot] for slot in states]
-    return storages
-
-
-def _homeless_by_dtype(units: Iterable[MindSporeUnit]) -> dict[mstype.Type, list[MindSporeSlot]]:
-    by_dtype: dict[mstype.Type, list[MindSporeSlot]] = {}
-    for unit in units:
-        for slot in unit.swapped():
-            if slot.buffer is None:
-                by_dtype.setdefault(slot.dtype, []).append(slot)
-    return by_dtype
+def _homeless(units: Iterable[MindSporeUnit]) -> list[MindSporeSlot]:
+    return [slot for unit in units for slot in unit.swapped() if slot.buffer is None]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from mindspore import Tensor, nn
-from mindspore.context import GRAPH_MODE, get_context
 from mindspore.graph.api import _run_in_jit
 
-from swapopt_common import SwapConfigError, SwapOptimizerConfig
+from swapopt_common import DeviceRoom, SwapConfigError, SwapOptimizerConfig
 from swapopt_mindspore import announce, guard
 from swapopt_mindspore.adapters import MindFormersAdamWAdapter, make_adapter
 from swapopt_mindspore.checkpoint import CheckpointedOptimizer
@@ -14,6 +13,7 @@ from swapopt_mindspore.choice import resolve_device
 from swapopt_mindspore.device import Device
 from swapopt_mindspore.engine import SwapEngine
 from swapopt_mindspore.hooks import share_hooks
+from swapopt_mindspore.room import make_room
 from swapopt_mindspore.slots import MindSporeSlot
 from swapopt_mindspore.stats import SwapStats, TransferCounts, collect_stats
 
@@ -22,6 +22,9 @@ def swap_optimizer(
     optimizer: nn.Optimizer,
     config: SwapOptimizerConfig | None = None,
     *,
+    device_memory_budget: int | None = None,
+    resident_bytes: int = 0,
+    resident_fraction: float = 0.0,
     synchronous: bool = False,
     device: Device | None = None,
 ) -> MindSporeSwapOptimizer:
@@ -37,6 +40,12 @@ def swap_optimizer(
             AdamW. It keeps its parameters and its states, but must not be called any more.
         config: what to swap and how; the defaults suit most models. ``packed_swap=None`` means
             packed for MindFormers' AdamW, and per tensor for the other two.
+        device_memory_budget: bytes of device memory that states which could swap may take at any
+            time: instead of ``swap_times``. A step gets what it needs to be fast; states stay on
+            the device as far as the rest goes.
+        resident_bytes: keep states of so many bytes on the device: whole parameters, the largest
+            first, as they fit. The others swap with the config's ``swap_times``.
+        resident_fraction: the same as a share of the bytes of all that could swap, 0 to 1.
         synchronous: make every copy block the host. Slow; for finding faults, or where
             asynchronous copies must be ruled out.
         device: where the updates run; None takes Ascend where it is MindSpore's target, or the
@@ -47,7 +56,8 @@ def swap_optimizer(
         An optimizer to use in place of ``optimizer``, in PyNative mode.
 
     Raises:
-        ValueError: the optimizer or its settings cannot be served; nothing has changed.
+        ValueError: the optimizer or its settings cannot be served, a step does not fit into the
+            budget, or more than one of budget, bytes and fraction is given; nothing has changed.
         HostMemoryError: pinned host memory ran out; nothing has changed.
     """
     if config is not None and not isinstance(config, SwapOptimizerConfig):
@@ -62,7 +72,15 @@ def swap_optimizer(
             "swapopt_mindspore.emulated.EmulatedDevice()."
         )
     return MindSporeSwapOptimizer(
-        optimizer, config or SwapOptimizerConfig(), synchronous=synchronous, device=device
+        optimizer,
+        config or SwapOptimizerConfig(),
+        DeviceRoom(
+            device_memory_budget=device_memory_budget,
+            resident_bytes=resident_bytes,
+            resident_fraction=resident_fraction,
+        ),
+        synchronous=synchronous,
+        device=device,
     )
 
 
@@ -83,12 +101,15 @@ class MindSporeSwapOptimizer(CheckpointedOptimizer):
         self,
         optimizer: nn.Optimizer,
         config: SwapOptimizerConfig,
+        room: DeviceRoom | None = None,
         *,
         synchronous: bool = False,
         device: Device | None = None,
     ) -> None:
-        _refuse_graph_mode()
+        guard.refuse_graph_mode()
         guard.refuse_swapped(optimizer)
+        room = room or DeviceRoom()
+        room.check_with(config)
         adapter = make_adapter(optimizer, config)
         super().__init__(optimizer)
         share_hooks(self, optimizer)
@@ -101,10 +122,10 @@ class MindSporeSwapOptimizer(CheckpointedOptimizer):
         # Warnings come before anything changes: they may be errors.
         if config.include_master_params and "master_param" not in adapter.state_keys():
             announce.warn_of_no_masters(adapter.serves)
+        swap_times = config.swap_times
         if swaps_on is None:
             announce.warn_of_no_device()
         else:
-            announce.warn_of_no_effect(units, swaps_on)
             self._engine = SwapEngine(
                 swaps_on,
                 config,
@@ -112,12 +133,14 @@ class MindSporeSwapOptimizer(CheckpointedOptimizer):
                 takes_views=adapter.takes_views,
                 synchronous=synchronous,
             )
-        self._attach()
+            swap_times = make_room(room, swap_times, units, self._engine.layout)
+            announce.warn_of_no_effect(units)
+        self._attach(swap_times)
 
-    def _attach(self) -> None:
+    def _attach(self, swap_times: int) -> None:
         try:
             if self._engine is not None:
-                self._engine.attach(self._adapter.units)
+                self._engine.attach(self._adapter.units, swap_times)
             guard.take_step_away(self._base)
             guard.mark_swapped(self)
         except BaseException:
@@ -128,7 +151,7 @@ class MindSporeSwapOptimizer(CheckpointedOptimizer):
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> tuple[bool | None, ...]:
         """Take a step; see `construct`."""
-        _refuse_graph_mode()
+        guard.refuse_graph_mode()
         results: tuple[bool | None, ...] = super().__call__(gradients)  # type: ignore[no-untyped-call]
         return results
 
@@ -248,12 +271,3 @@ class MindSporeSwapOptimizer(CheckpointedOptimizer):
                 "unswap() gave this optimizer's states back to the one it wrapped: call that one, "
                 "or wrap it again."
             )
-
-
-def _refuse_graph_mode() -> None:
-    if get_context("mode") == GRAPH_MODE:
-        raise SwapConfigError(
-            "MindSpore is in GRAPH_MODE, whose compiled steps would keep the memory that the "
-            "states had when they were compiled. Call mindspore.set_context(mode="
-            "mindspore.PYNATIVE_MODE) to swap optimizer states."
-        )

@@ -12,8 +12,9 @@ from collections.abc import Collection, Sequence
 from mindspore import Tensor
 
 from swapopt_mindspore.device import Device, DeviceMemoryError
-from swapopt_mindspore.layout import Batch, Region, span_nbytes
+from swapopt_mindspore.layout import Batch, Region
 from swapopt_mindspore.movement import Movement, Piece, StepBatch
+from swapopt_mindspore.sizes import span_nbytes
 from swapopt_mindspore.slots import MindSporeSlot
 from swapopt_mindspore.staging import StagedStates
 

@@ -60,6 +60,7 @@ def make_slot(
         logical_tensor=None if tensor is parameter else parameter,
         parameter=parameter,
         resident_reason=reason,
+        awaited=_is_awaited(reason, around.device),
     )
 
 
@@ -68,10 +69,10 @@ def appeared(slot: MindSporeSlot, around: Surroundings) -> bool:
 
     MindSpore gives some states their device storage with their first update only.
     """
-    device = around.device
-    if slot.swappable or device is None or slot.resident_reason != not_on(device):
+    if not slot.awaited:
         return False
     slot.resident_reason = _resident_reason(slot.operand(), around)
+    slot.awaited = _is_awaited(slot.resident_reason, around.device)
     slot.swappable = slot.resident_reason is None
     return slot.swappable
 
@@ -84,15 +85,18 @@ def _resident_reason(tensor: Tensor, around: Surroundings) -> str | None:
         "not floating point": not tensor.is_floating_point(),
         "empty": tensor.size == 0,
         f"smaller than min_numel={around.min_numel}": tensor.size < around.min_numel,
-        not_on(device): not device.holds(tensor),
+        _not_on(device): not device.holds(tensor),
     }
     reason = next((reason for reason, found in size_and_kind.items() if found), None)
     return reason or _storage_reason(tensor, around.shared_storages)
 
 
-def not_on(device: Device) -> str:
-    """Return why a state stays that may still appear on the device."""
+def _not_on(device: Device) -> str:
     return f"not on {device.name}"
+
+
+def _is_awaited(reason: str | None, device: Device | None) -> bool:
+    return device is not None and reason == _not_on(device)
 
 
 def _storage_reason(tensor: Tensor, shared_storages: frozenset[int]) -> str | None:

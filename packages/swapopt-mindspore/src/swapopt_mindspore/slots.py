@@ -22,6 +22,7 @@ class MindSporeSlot(SwapSlot[Tensor, Event]):
         parameter: the optimizer's own state; its name is the state's name in a checkpoint.
         dtype, device: of the state during an update; the device is None where nothing swaps.
         resident_reason: why the state does not swap; None for one that does.
+        awaited: whether it swaps as soon as its first update has brought it to the device.
         buffer: the host buffer its mirror lies in, once it has one.
         host_address: where its mirror begins, in bytes.
     """
@@ -30,6 +31,7 @@ class MindSporeSlot(SwapSlot[Tensor, Event]):
     dtype: mstype.Type = mstype.float32
     device: Device | None = None
     resident_reason: str | None = None
+    awaited: bool = False
     buffer: HostBuffer | None = None
     host_address: int = 0
 
@@ -84,3 +86,12 @@ class MindSporeUnit(UpdateUnit[Tensor, MindSporeSlot]):
     def swapped(self) -> list[MindSporeSlot]:
         """Return the slots that move."""
         return [slot for slot in self.slots if slot.swappable]
+
+    def planned(self) -> list[MindSporeSlot]:
+        """Return the slots that move, or will once they are on the device."""
+        return [slot for slot in self.slots if slot.swappable or slot.awaited]
+
+    def keep(self, reason: str) -> None:
+        """Let all of its states stay on the device; none has moved yet."""
+        for slot in self.planned():
+            slot.swappable, slot.awaited, slot.resident_reason = False, False, reason

@@ -77,6 +77,8 @@ class SwapStats:
 
     Attributes:
         packed: whether states move through staging arenas.
+        swap_times: what bounds the memory of a step: the config's, or what a budget came to; 0
+            where there is no device that swaps.
         batches: how many batches the states are divided into.
         swapped_states, swapped_nbytes: states that live in host memory now.
         pinned_nbytes: pinned host memory they lie in.
@@ -88,6 +90,7 @@ class SwapStats:
     """
 
     packed: bool
+    swap_times: int
     batches: int
     swapped_states: int
     swapped_nbytes: int
@@ -106,9 +109,11 @@ class SwapStats:
     def __str__(self) -> str:
         """Return the figures as a table."""
         way = f"packed, arenas of {_size(self.arena_nbytes)}" if self.packed else "per tensor"
+        batches = _count(self.batches, "batch", "batches")
+        bounded = f" (swap_times={self.swap_times})" if self.swap_times else ""
         resident_nbytes = sum(state.nbytes for state in self.resident)
         rows = [
-            ("movement", f"{way}, {_count(self.batches, 'batch', 'batches')}"),
+            ("movement", f"{way}, {batches}{bounded}"),
             ("on the device in a step", f"at most {_size(self.bound_nbytes)}"),
             ("swapped", f"{_states(self.swapped_states)}, {_size(self.swapped_nbytes)}"),
             ("pinned host memory", _size(self.pinned_nbytes)),
@@ -156,6 +161,7 @@ def collect_stats(
     packed = layout is not None and layout.packed
     return SwapStats(
         packed=packed,
+        swap_times=layout.swap_times if layout is not None else 0,
         batches=len(batches),
         swapped_states=len(home),
         swapped_nbytes=sum(slot.storage_nbytes for slot in home),
