@@ -116,7 +116,6 @@ def test_parameters_and_states_in_bf16(ranks: RankPool) -> None:
         (2, 1, "AdamW"),
         (2, 2, "HyperParallel AdamW"),
         (4, 2, "AdamW"),
-        (4, 2, "HyperParallel AdamW"),
     ],
     indirect=["ranks"],
 )

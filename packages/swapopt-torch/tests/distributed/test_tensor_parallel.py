@@ -83,7 +83,6 @@ def test_sequence_and_loss_parallel(ranks: RankPool, optimizer: str, reads: int)
     ("ranks", "data_ranks", "optimizer"),
     [
         (2, 1, "AdamW"),
-        (4, 2, "AdamW"),
         (4, 2, "HyperParallel AdamW"),
     ],
     indirect=["ranks"],
