@@ -1,4 +1,4 @@
-"""Draw the pictures of two guides, how-it-works.md and planning.md, on the virtual accelerator.
+"""Draw the pictures of how-it-works.md, planning.md and benchmarks.md on the virtual accelerator.
 
 `tox run -e pictures` does it, after a change that the pictures show. The runs are small and on
 virtual time, so the same sources draw the same pictures on every machine. The losses of both
@@ -29,7 +29,14 @@ SETTINGS = DemoSettings(steps=6, device="virtual", profile="h200", swap_times=8)
 SIZE = ModelSize(layers=4, width=640, heads=8, context=64, batch=12)
 
 
-PLAN = "--params 70e9 --shards 64 --ranks-per-host 8 --profile ascend-910b"
+# Commands of the guides, by the picture that they draw and its name in the guide.
+COMMANDS = {
+    "plan --params 70e9 --shards 64 --ranks-per-host 8 --profile ascend-910b": (
+        "trade.png",
+        "plan.png",
+    ),
+    "bench --workload uniform-512MiB --device virtual --profile h200": ("bench.png", "bench.png"),
+}
 
 
 def run_all(accelerator: Accelerator) -> list[ResultRow]:
@@ -40,12 +47,12 @@ def run_all(accelerator: Accelerator) -> list[ResultRow]:
     )
 
 
-def draw_plan(path: Path) -> None:
-    """Draw what the guide's own command draws; a dry device needs a process of its own."""
-    command = [sys.executable, "-m", "swapopt_torch", "plan", *PLAN.split()]
+def draw_by_command(command: str, drawn: str, path: Path) -> None:
+    """Draw what a guide's own command draws; a dry device needs a process of its own."""
+    program = [sys.executable, "-m", "swapopt_torch", *command.split()]
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([*command, "--output", folder], check=True, stdout=subprocess.DEVNULL)
-        shutil.copy(Path(folder) / "trade.png", path)
+        subprocess.run([*program, "--output", folder], check=True, stdout=subprocess.DEVNULL)
+        shutil.copy(Path(folder) / drawn, path)
 
 
 def main() -> None:
@@ -59,8 +66,9 @@ def main() -> None:
     rows = run_all(accelerator)
     figures.draw_memory(folder / "memory.png", rows, accelerator)
     figures.draw_timeline(folder / "step.png", rows, accelerator)
-    draw_plan(folder / "plan.png")
-    for name in ("memory.png", "step.png", "plan.png"):
+    for command, (drawn, name) in COMMANDS.items():
+        draw_by_command(command, drawn, folder / name)
+    for name in ("memory.png", "step.png", *(name for _, name in COMMANDS.values())):
         print(f"{folder / name}: {(folder / name).stat().st_size:,} bytes")
 
 

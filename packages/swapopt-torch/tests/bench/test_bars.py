@@ -20,7 +20,9 @@ import torch
 from bars_program import Case
 
 from swapopt_torch import SwapOptimizerConfig, swap_optimizer, virtual
+from swapopt_torch.bench.report import mib, milliseconds, percent
 
+GUIDE = Path(__file__).resolve().parents[4] / "docs" / "benchmarks.md"
 BLOCK = 512
 RFC_NATIVE_SECONDS = 42.75e-3
 FUSED = {"h200": "adamw-fused", "ascend-910b": "hyper-adamw"}
@@ -183,3 +185,28 @@ def test_the_rfcs_workload_takes_hardly_longer_than_its_updates(
     assert per_tensor["step"] <= 1.5 * native["step"]
     assert_in_two_arenas(result, packed)
     assert_in_two_arenas(result, per_tensor)
+
+
+@pytest.mark.parametrize("case", ALL_CASES, ids=name_of)
+def test_the_guide_shows_these_figures(results: dict[Case, Content], case: Case) -> None:
+    result = results[case]
+    packed = row_of(result, "packed")
+    compared = [
+        row_of(result, "native")["floor_ratio"],
+        result["optimum"]["ratio"],
+        *(row_of(result, name)["floor_ratio"] for name in ("packed", "per-tensor", "RFC's order")),
+    ]
+    expected = [
+        case.profile,
+        case.workload,
+        str(case.swap_times),
+        mib(result["workload"]["state_nbytes"]),
+        mib(packed["working_nbytes"]),
+        milliseconds(result["floor_seconds"]),
+        *(f"{ratio:.3f}" for ratio in compared),
+    ]
+    lines = GUIDE.read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    (row,) = (row for row in rows if row[:3] == expected[:3])
+    assert row[: len(expected)] == expected
+    assert row[-1] == percent(packed["returns"] / result["floor_seconds"])
